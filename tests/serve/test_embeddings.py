@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +12,8 @@ import numpy as np
 import openai
 import pytest
 from tests.waiting import until
+
+from anytorch.serve.routes.embeddings import tokenize
 
 TEXTS = ["a cat sleeps", "the stock fell", "ein Hund bellt", "a cat sleeps"]
 
@@ -184,3 +186,59 @@ def test_the_official_client_shows_our_words(official: openai.OpenAI) -> None:
         official.embeddings.create(input="x", model="default", dimensions=0)
     with pytest.raises(openai.NotFoundError, match="text-model"):
         official.chat.completions.create(model="x", messages=[{"role": "user", "content": "hi"}])
+
+
+@pytest.fixture
+def counted(service: Any) -> Iterator[list[int]]:
+    """The characters of every call of the Rust tokenizer."""
+    tokenizer, sizes = service.embedding.engine._tokenizer, list[int]()
+    real = tokenizer._encode
+
+    def encode(texts: list[str]) -> Any:
+        sizes.append(sum(map(len, texts)))
+        return real(texts)
+
+    tokenizer._encode = encode
+    yield sizes
+    tokenizer._encode = real
+
+
+@pytest.mark.parametrize("text", ["中文", "今天天气很好，我们去公园。", "word ", "!"])
+def test_of_a_long_text_no_more_is_tokenized_than_the_model_can_use(
+    service: Any, counted: list[int], text: str
+) -> None:
+    text *= 1_000_000 // len(text)
+    long = service.client.post("/v1/embeddings", json={"input": text}).json()
+    assert sum(counted) < 10_000
+    short = service.client.post("/v1/embeddings", json={"input": text[:3000]}).json()
+    assert long["data"] == short["data"] and long["usage"] == short["usage"]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/similarity", "/v1/search"])
+@pytest.mark.parametrize(("first", "then"), [("", "a"), ("b ", "a"), ("", "😀"), ("e", "\u0301")])
+def test_a_text_that_cannot_be_cut_has_a_limit(
+    service: Any, counted: list[int], path: str, first: str, then: str
+) -> None:
+    text = first + then * 900_000
+    body = {"input": text, "a": [text], "queries": ["x"], "corpus": [text]}
+    answer = service.client.post(path, json=body)
+    assert answer.status_code == 422 and "too long" in answer.json()["detail"], answer.text
+    assert sum(counted) < 10_000 and len(answer.content) < 1000
+
+
+def test_many_texts_are_tokenized_some_at_a_time(service: Any, counted: list[int]) -> None:
+    texts = [f"{place} " * (100 + place) for place in range(500)]
+    engine = service.embedding.engine
+    whole = engine.tokenize(texts, prompt="query: ")
+    assert len(counted) == 1
+    parts = tokenize(engine, texts, "query: ")
+    assert len(counted) > 2 and all(size < 600_000 for size in counted)
+    assert (
+        (parts.ids == whole.ids).all() and (parts.starts == whole.starts).all() and parts.truncated == whole.truncated
+    )
+
+
+def test_a_prompt_has_a_limit(service: Any) -> None:
+    """It is put before every text: a long one before many texts would be gigabytes."""
+    answer = service.client.post("/v1/embeddings", json={"input": ["x"] * 2000, "prompt": "y" * 1_000_000})
+    assert answer.status_code == 422 and answer.json()["error"]["param"] == "prompt"

@@ -177,3 +177,62 @@ def test_a_folder_of_fine_tuning_is_served_with_what_it_says(tmp_path: Path) -> 
         length()
     (folder / "anytorch.json").unlink()
     assert length() == 512
+
+
+HEAD = "timestamps,open,high,low,close"
+
+
+@pytest.mark.parametrize(
+    ("csv", "code"),
+    [
+        (",".join(["c"] * 100_000) + "\n", "too-many-columns"),
+        (";".join(["c"] * 100_000) + "\n", "too-many-columns"),
+        (f"{HEAD}\n2024-01-01,1,2,1,2{',1' * 100_000}\n", "too-many-columns"),  # pandas would make an index of them
+        ("\n".join([",".join("c" * 400)] * 12_000), "too-many-cells"),
+        (f"{HEAD}\r" + "2024-01-01,1,2,1,2\r" * 30_000, "too-many-rows"),
+        (f"{HEAD}\r\n" + "2024-01-01,1,2,1,2\r\n" * 30_000, "too-many-rows"),
+    ],
+    ids=["wide", "semicolons", "wide rows", "cells", "old line ends", "line ends of Windows"],
+)
+def test_a_table_that_would_take_long_is_refused_before_it_is_read(forecaster: Any, csv: str, code: str) -> None:
+    answer = ask(forecaster, csv=csv)
+    assert answer.status_code == 413 and answer.json()["type"].endswith(f":{code}"), answer.text
+    assert len(answer.content) < 1000
+
+
+def test_only_the_instrument_that_is_meant_is_read(forecaster: Any, table: Any) -> None:
+    """Each of ten thousand would take milliseconds; what is wrong with the others does not matter either."""
+    rows = [",".join(map(str, row)) for row in table[["timestamps", "open", "high", "low", "close"]].to_numpy()]
+    csv = "\n".join(
+        [f"{HEAD},symbol", *(f"{row},MINE" for row in rows), *(f"2024-01-01,x,1,2,3,S{n}" for n in range(10_000))]
+    )
+    alone = good(ask(forecaster, csv="\n".join([HEAD, *rows])))
+    found = good(ask(forecaster, csv=csv, symbol="MINE"))
+    assert found["forecast"] == alone["forecast"] and found["name"] == "MINE"
+    answer = ask(forecaster, csv=csv)
+    assert answer.status_code == 422 and "10001 instruments" in answer.json()["detail"]
+    answer = ask(forecaster, csv=csv, symbol="NOT")
+    assert answer.status_code == 422 and "unknown symbol" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "csv",
+    [
+        f"{HEAD}\n2024-01-01,1,2,1,{'9' * 1_000_000}x\n",
+        f"{HEAD}\n{'9' * 1_000_000},1,2,1,2\n",
+        f"{HEAD}\n2024-01-01,1,2,1,2\n2024-01-01{'x' * 1_000_000},1,2,1,2\n",
+        f"timestamps,{'_' * 1_000_000}open,high,low,close\n2024-01-01,x,2,1,2\n",
+        f"{'word ' * 200_000}\n",
+        f"{HEAD},symbol\n2024-01-01,1,2,1,2,{'a' * 500_000}\n2024-01-01,1,2,1,2,{'b' * 500_000}\n",
+    ],
+    ids=["number", "epoch", "time", "header", "no separator", "symbol"],
+)
+def test_an_answer_does_not_repeat_a_long_cell(forecaster: Any, csv: str) -> None:
+    answer = ask(forecaster, csv=csv)
+    assert answer.status_code == 422 and len(answer.content) < 2000, len(answer.content)
+
+
+def test_what_was_guessed_is_told_in_few_words(forecaster: Any, table: Any) -> None:
+    long = table.rename(columns={"open": "_" * 1_000_000 + "open"})
+    found = good(ask(forecaster, csv=long.to_csv(index=False)))
+    assert sum(map(len, found["guessed"])) < 2000

@@ -79,7 +79,7 @@ def create_app(options: ServeOptions | None = None) -> Service:
         app.include_router(router)
     for kind in (Problem, AnytorchError, HTTPException, RequestValidationError, TimeoutError, Exception):
         app.add_exception_handler(kind, passed_on)
-    hot = embeddings.Embeddings(state.models, options, metrics)
+    hot = embeddings.Embeddings(state.models, options, metrics, state.pools)
     listed = [route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)]
     routes = frozenset({*listed, "/", "/openapi.json", embeddings.PATH})
     keys = None if options.api_key_file is None else read_keys(options.api_key_file)

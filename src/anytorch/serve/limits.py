@@ -25,6 +25,7 @@ from anytorch.serve.keys import Keys
 from anytorch.serve.metrics import Metrics
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, problem_of, retry_after, unexpected
+from anytorch.serve.threads import HOLDER
 
 log = logs.logger(__name__)
 
@@ -55,10 +56,12 @@ class ClientGone(Exception):
 class Call:
     """One request: its headers and its outcome."""
 
-    __slots__ = ("body_nbytes", "client", "ended", "headers", "method", "path", "receive", "route", "send", "started",
-                 "status", "timeout_s")  # fmt: skip
+    __slots__ = ("_give_back", "body_nbytes", "client", "ended", "headers", "method", "over", "path", "receive", "route",
+                 "send", "started", "status", "threads", "timeout_s")  # fmt: skip
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, give_back: Callable[[int], None] = lambda _: None
+    ) -> None:
         self.started = time.perf_counter()
         self.path: str = scope["path"]
         self.method: str = scope["method"]
@@ -73,6 +76,20 @@ class Call:
         self.timeout_s = 0.0
         self.body_nbytes = 0
         self.ended = False
+        self.over = False
+        self.threads = 0  # that work for it; some may go on when it is over
+        self._give_back = give_back
+
+    def end(self) -> None:
+        """Give back what it holds of the memory for bodies, now or when its last thread has ended."""
+        self.over = True
+        if not self.threads:
+            self._give_back(self.body_nbytes)
+
+    def thread_ended(self) -> None:
+        self.threads -= 1
+        if self.over and not self.threads:
+            self._give_back(self.body_nbytes)
 
 
 class Guard:
@@ -98,7 +115,8 @@ class Guard:
         self.under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive, send)
+        call = Call(scope, receive, send, self._give_back)
+        HOLDER.set(call)
         self.under_way += 1
         try:
             await self._answer(call, scope)
@@ -112,8 +130,11 @@ class Guard:
             await self._fail(call, exc)
         finally:
             self.under_way -= 1
-            self._bodies_left += call.body_nbytes
+            call.end()
             self._metrics.request(call.route, call.status, time.perf_counter() - call.started)
+
+    def _give_back(self, nbytes: int) -> None:
+        self._bodies_left += nbytes
 
     async def _answer(self, call: Call, scope: Scope) -> None:
         if call.path in self._routes:

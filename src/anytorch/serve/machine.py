@@ -18,6 +18,7 @@ from anytorch.devices.types import Candidate, MemoryUse, Reason, State
 from anytorch.errors import AnytorchError
 from anytorch.probe.activity import Activity, CardActivity
 from anytorch.serve import schemas
+from anytorch.serve.threads import Threads
 
 log = logs.logger(__name__)
 
@@ -36,7 +37,8 @@ class SurveyCache:
     """The latest survey of the machine, made in a thread, one at a time: trying devices may take seconds, and answers do
     not wait for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
         self._tried: tuple[float, Survey] | None = None
         self._under_way: asyncio.Future[Survey] | None = None
 
@@ -52,7 +54,7 @@ class SurveyCache:
             return task.result(), True
         if self._tried is not None:
             return self._tried[1], True
-        return await asyncio.to_thread(look, tried=False), False
+        return await self._threads.run(look, tried=False), False
 
     async def _try(self, refresh: bool) -> Survey:
         try:

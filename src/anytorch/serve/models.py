@@ -12,7 +12,6 @@ import gc
 import json
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from anytorch.serve.loaders import Found, Model, Wanted, first_models, list_mode
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, retry_after
 from anytorch.serve.schemas import ModelInfo
+from anytorch.serve.threads import Pools
 
 log = logs.logger(__name__)
 
@@ -74,14 +74,15 @@ class Slot:
 class Registry:
     """The loaded models of each job, by id; one of them is the default."""
 
-    def __init__(self, options: ServeOptions, build: Build, lineups: Sequence[Lineup] = ()) -> None:
+    def __init__(
+        self, options: ServeOptions, build: Build, lineups: Sequence[Lineup] = (), pools: Pools | None = None
+    ) -> None:
         """`lineups`: what the other workers have by now, of the jobs in which it is not what the options say."""
         self.options = options
         self._build = build
         self._slots: dict[str, dict[str, Slot]] = {job: {} for job in JOBS}
         self._default: dict[str, str] = {}
-        # One at a time: two engines that are built at once would both measure a busy machine.
-        self._builder = ThreadPoolExecutor(1, "anytorch-load")
+        self._pools = pools or Pools()
         self._closing: set[asyncio.Future[None]] = set()
         self.swapping: set[asyncio.Future[Any]] = set()  # kept here, because nobody may wait for it any more
         self._swap = asyncio.Lock()
@@ -169,7 +170,7 @@ class Registry:
     async def _load(self, slot: Slot) -> Model:
         began = time.monotonic()
         try:
-            slot.model = await asyncio.get_running_loop().run_in_executor(self._builder, self._build, slot.wanted)
+            slot.model = await self._pools.loading.run(self._build, slot.wanted)
         except ModuleNotFoundError as exc:
             missing = not_installed(slot.wanted, exc)
             slot.failed(missing)
@@ -247,7 +248,7 @@ class Registry:
         self, name: str, job: str | None, device: str | None, quantization: str | None, done: Callable[[Slot], None]
     ) -> Slot:
         try:
-            wanted = await asyncio.to_thread(self._wanted, name, job)
+            wanted = await self._pools.questions.run(self._wanted, name, job)
             slot = Slot(replace(wanted, device=device or self.options.device, quantization=quantization))
             await self.ready(slot)
             self._arrange(self.lineup(wanted.job).after(slot.load), slot)
@@ -262,7 +263,7 @@ class Registry:
             for load in sorted(lineup.models, key=lambda load: load.model != lineup.default):
                 have = self._slots[lineup.job].get(load.model)
                 if have is None or have.load != load:
-                    slot = Slot(await asyncio.to_thread(self._wanted_as, load))
+                    slot = Slot(await self._pools.questions.run(self._wanted_as, load))
                     await self.ready(slot)
                     self._arrange(lineup, slot)
             self._arrange(lineup)
@@ -294,7 +295,7 @@ class Registry:
     def _close(self, slot: Slot) -> None:
         if slot.model is None:
             return
-        task = asyncio.ensure_future(asyncio.to_thread(close_model, slot.model))
+        task = asyncio.ensure_future(self._pools.closing.run(close_model, slot.model))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         task.add_done_callback(_closed)
@@ -310,7 +311,6 @@ class Registry:
                     self._close(slot)
         if self._closing:
             await asyncio.gather(*self._closing, return_exceptions=True)
-        self._builder.shutdown(wait=False, cancel_futures=True)
 
 
 HOW = {

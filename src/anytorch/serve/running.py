@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import http.client
 import json
 import logging
@@ -22,11 +23,14 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from anytorch import logs
 from anytorch.errors import ModelError
 from anytorch.serve.app import Service
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
 from anytorch.serve.routes.health import status_of
+
+log = logs.logger(__name__)
 
 INTERRUPTED = 128 + signal.SIGINT  # as a shell says it of a program that Ctrl-C has ended
 
@@ -55,16 +59,41 @@ def run_app(
         proxy_headers=False,
     )
     set_up_logs(options.access_log)
-    server = Server(config, app, options.drain_delay_s, beat)
+    server = Server(
+        config, app, options.drain_delay_s, beat, options.drain_delay_s + max(1.0, options.drain_s) + LEAVE_S
+    )
     failed: list[ModelError] = []
     if told is not None:
         threading.Thread(
             target=tell, args=(server, app, options, told, failed), name="anytorch-first-answer", daemon=True
         ).start()
+    others = set(threading.enumerate())
     server.run(sockets=[listening])
+    pools = app.state.service.pools
+    pools.wait(LEAVE_S if failed else 0.0)
+    if pools.unfinished() and not failed:
+        end_now(app, 0)  # an interpreter that ends under a thread of native code may crash
+    if all(one.daemon or one in others for one in threading.enumerate()):  # else the interpreter will wait for it
+        server.ended.set()
     if failed:
         raise failed[0]
     return 0
+
+
+LEAVE_S = 3.0  # after the time to drain: engines are closed, and the process ends
+STUBBORN_S = 1.0  # later still it ends without the interpreter, which a thread may keep
+
+
+def end_now(app: Service, status: int) -> None:
+    """End the process, whatever its threads do, and say what they were doing."""
+    unfinished = app.state.service.pools.unfinished()
+    if unfinished:
+        log.warning("ended while this was still computed: %s", ", ".join(unfinished[:10]))
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(status)
 
 
 def tell(server: Server, app: Service, options: ServeOptions, told: Told, failed: list[ModelError]) -> None:
@@ -91,9 +120,18 @@ def tell(server: Server, app: Service, options: ServeOptions, told: Told, failed
 class Server(uvicorn.Server):
     """uvicorn's, but a signal drains and is not raised again afterwards: a stop that was asked for is a success."""
 
-    def __init__(self, config: uvicorn.Config, app: Service, delay_s: float, beat: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: Service,
+        delay_s: float,
+        beat: Callable[[], None] | None,
+        leave_s: float | None = None,
+    ) -> None:
+        """`leave_s`: after the first signal, when the process ends whatever hangs; None: it waits."""
         super().__init__(config)
-        self._app, self._delay_s, self._beat = app, delay_s, beat
+        self._app, self._delay_s, self._beat, self._leave_s = app, delay_s, beat, leave_s
+        self.ended = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def call(self, function: Callable[[], Any]) -> None:
@@ -118,6 +156,10 @@ class Server(uvicorn.Server):
         if state.draining and sig == signal.SIGINT:  # the second one: engines that compute would be waited for
             logging.shutdown()
             os._exit(INTERRUPTED)
+        if self._leave_s is not None and not state.draining:
+            # A thread of the interpreter's own, which needs no turn of the interpreter, stands behind ours.
+            faulthandler.dump_traceback_later(self._leave_s + STUBBORN_S, exit=True)
+            threading.Thread(target=self._leave, name="anytorch-leave", daemon=True).start()
         state.draining = True
         if self._delay_s and self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.call_later, self._delay_s, self._stop)
@@ -126,6 +168,13 @@ class Server(uvicorn.Server):
 
     def _stop(self) -> None:
         self.should_exit = True
+
+    def _leave(self) -> None:
+        if self.ended.wait(self._leave_s):
+            faulthandler.cancel_dump_traceback_later()
+        else:
+            log.warning("requests or engines did not end within the time to drain")
+            end_now(self._app, 0)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from anytorch.serve.metrics import Look, Metrics
 from anytorch.serve.models import JOBS, Lineup, Registry, Shared, Slot
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
+from anytorch.serve.threads import Pools
 
 log = logs.logger(__name__)
 
@@ -43,12 +44,13 @@ class State:
         self.metrics = metrics
         self.shared = None if options.run_folder is None else Shared(options.run_folder)
         # A worker that is started again begins with what the others have by now.
-        self.models = Registry(options, self.build, [] if self.shared is None else self.shared.newest())
+        self.pools = Pools(options.timeout_s)
+        self.models = Registry(options, self.build, [] if self.shared is None else self.shared.newest(), self.pools)
         self.started = time.monotonic()
         self.created = int(time.time())
         self.draining = False
         self.guard: Guard  # set by the app
-        self.surveys = SurveyCache()
+        self.surveys = SurveyCache(self.pools.questions)
         self.activity = Activity()
         self.benchmarks = BenchmarkRunner()
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -106,7 +108,7 @@ class State:
         if all(slot.model is not None for slot in self.needed()):
             self.load_rest()
         if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.ensure_future(asyncio.to_thread(self.metrics.refresh))
+            self._refreshing = asyncio.ensure_future(self.pools.questions.run(self.metrics.refresh))
             self.keep(self._refreshing)
 
     def _behind(self) -> Lineup | None:

@@ -280,3 +280,29 @@ def test_two_huge_gaps_in_a_short_file_are_both_found() -> None:
     later = pd.Series(pd.to_timedelta([0] * 20 + [100] * 20 + [300] * 20, unit="D"))
     frame["timestamps"] += later
     assert gaps(frame["timestamps"]) == [20, 40]
+
+
+def test_only_what_is_chosen_is_read_and_only_its_newest_part(frame: pd.DataFrame) -> None:
+    early, late = frame[:30], frame[30:].assign(timestamps=frame["timestamps"][30:] + pd.Timedelta(days=800))
+    cut = pd.concat([early, late]).assign(symbol="CUT")
+    wrong = frame.assign(symbol="WRONG", close=-1.0)
+    both = pd.concat([wrong, cut])
+    asked: list[list[str]] = []
+
+    def choose(names: list[str]) -> list[str]:
+        asked.append(names)
+        return ["CUT"]
+
+    (part,) = read_candles(both, repair=True, choose=choose, newest=True)
+    assert asked == [["WRONG", "CUT"]]
+    whole = newest_parts(read_candles(cut, repair=True))[0]
+    assert part.name == whole.name == "CUT/2" and part.frame.equals(whole.frame) and part.rhythm == whole.rhythm
+
+
+def test_instruments_keep_their_rows_and_their_order(frame: pd.DataFrame) -> None:
+    mixed = pd.concat([frame.assign(symbol=name, close=frame["close"] + add) for name, add in (("B", 0.0), ("A", 1.0))])
+    mixed = mixed.sort_values("timestamps", kind="stable")
+    found = read_candles(mixed, repair=True)
+    assert [one.name for one in found] == ["B", "A"]
+    for one, add in zip(found, (0.0, 1.0), strict=True):
+        assert one.frame["close"].tolist() == (frame["close"] + add).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -157,3 +158,17 @@ def sentence_transformers() -> Any:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     return module
+
+
+@pytest.fixture(scope="session")
+def long_texts() -> list[str]:
+    """Texts of hundreds of words, most of them plain, with whatever else is found in texts among them."""
+    plain = ["alpha", "x", "42", "Berlin", "o", "stop"]
+    strange = ["naïve", "…", "日本", "[SEP]", "a\u0301", "\u0308", "don't", "\x07", "——", "Straße", "👩‍👩‍👧", "##ing"]
+    words = [*plain * 4, *strange]
+    generator = random.Random(3)
+    gaps = [*[" "] * 9, "  ", "\n", "\n\n", "\t", "\u00a0", "-", ""]
+    return [
+        "".join(generator.choice(words) + generator.choice(gaps) for _ in range(generator.randrange(400, 2500)))
+        for _ in range(60)
+    ]

@@ -18,7 +18,7 @@ refused with line and column, or corrected by `repair`:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -42,11 +42,13 @@ from anytorch.forecast.candles.tables import (
     listed,
     parse_numbers,
     read_table,
+    shown,
 )
 from anytorch.forecast.candles.tables import pandas as pd
 from anytorch.forecast.candles.times import in_zone, parse_times
 from anytorch.values import dataclass
 
+Choose = Callable[[list[str]], Sequence[str]]
 MOST_MENDED = 0.2  # of the rows: beyond that a repair would be an invention
 GAP_STEPS = 10  # a gap is huge beyond this many times a usual long step (a night, a weekend) …
 GAP_DAYS = 14  # … and never below this
@@ -227,13 +229,16 @@ def read_candles(
     timezone: str | None = None,
     repair: bool = False,
     name: str | None = None,
+    choose: Choose | None = None,
+    newest: bool = False,
 ) -> list[CandleSeries]:
     """The instruments of one source: a file's path, "-" for standard input, bytes, an open file, or a table.
 
     A table is pandas', polars' or pyarrow's, or a dictionary of columns. `name` is what the instrument is called, in
-    messages too, in place of the file's name. Raises InputError with line and column for what cannot be used;
-    `repair=True` mends what the table above lists instead. A series with a huge gap is cut in two by `repair`: "NAME" and
-    "NAME/2".
+    messages too, in place of the file's name. `choose` is given the instruments' names and returns those to read: the
+    others cost nothing. Raises InputError with line and column for what cannot be used; `repair=True` mends what the table
+    above lists instead. A series with a huge gap is cut in two by `repair`: "NAME" and "NAME/2"; `newest=True` returns the
+    last part alone.
     """
     where, table, lines, notes = read_table(source, name)
     try:
@@ -247,6 +252,9 @@ def read_candles(
     notes = [*notes, *_told(found)]
     series: list[CandleSeries] = []
     parts = list(_instruments(table, found, lines, where))
+    if choose is not None:
+        chosen = set(choose([symbol for symbol, _ in parts]))
+        parts = [(symbol, rows) for symbol, rows in parts if symbol in chosen]
     for symbol, rows in parts:
         own_lines = [lines[row] for row in rows]
         frame, said = _frame(table.iloc[rows].reset_index(drop=True), found, own_lines, where, timezone)
@@ -264,7 +272,7 @@ def read_candles(
                 also = f"; also {', '.join(others)}" if others else ""
                 raise InputError(found_wrong[0].said(title) + also, hint=title.mend)
         own_name = name if name is not None and len(parts) == 1 else symbol
-        series += _cut(own_name, frame, kept, (*notes, *said), title)
+        series += _cut(own_name, frame, kept, (*notes, *said), title, newest)
         notes = []  # told once
     return series
 
@@ -323,7 +331,7 @@ def _without_blank_lines(table: Any, lines: list[int], where: Origin) -> tuple[A
 
 
 def _told(columns: Columns) -> list[str]:
-    renamed = [f"{field} = {name!r}" for field, name in columns.of.items() if field != name]
+    renamed = [f"{field} = {shown(name)}" for field, name in columns.of.items() if field != name]
     notes = [f"columns: {', '.join(renamed)}"] if renamed else []
     if columns.ignored:
         notes.append(f"not used: {listed(columns.ignored)}")
@@ -345,8 +353,9 @@ def _instruments(table: Any, columns: Columns, lines: Sequence[int], where: Orig
         raise Cells(lines, column, where).refused(
             blank[0], f"the instrument's name is missing{more}", hint="fill it in"
         )
-    for name in symbols.unique():
-        yield str(name), np.flatnonzero((symbols == name).to_numpy())
+    codes, names = pd.factorize(symbols)  # in the order in which they come
+    rows = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
+    yield from zip(map(str, names), rows, strict=True)
 
 
 def _frame(
@@ -367,8 +376,10 @@ def _frame(
     return frame, notes
 
 
-def _cut(name: str, frame: Any, lines: Any, notes: tuple[str, ...], where: Origin) -> Iterator[CandleSeries]:
-    """One series, or its pieces between huge gaps (which only a repair lets through).
+def _cut(
+    name: str, frame: Any, lines: Any, notes: tuple[str, ...], where: Origin, newest: bool
+) -> Iterator[CandleSeries]:
+    """One series, or its pieces between huge gaps (which only a repair lets through); `newest`: the last of them alone.
 
     The last piece is what is forecast from, so what there is to say about the whole is said with it.
     """
@@ -385,7 +396,7 @@ def _cut(name: str, frame: Any, lines: Any, notes: tuple[str, ...], where: Origi
         )
     whole = rhythm_of(pd.concat([times.iloc[start:stop] for start, stop in pieces]))
     said = [*notes, *(_alone(start, times, lines, where) for start, stop in pairwise(edges) if stop - start < 2)]
-    for number, (start, stop) in enumerate(pieces, 1):
+    for number, (start, stop) in list(enumerate(pieces, 1))[-1 if newest else 0 :]:
         piece = frame.iloc[start:stop].reset_index(drop=True)
         rhythm = rhythm_of(piece["timestamps"])
         # A short piece does not show its market's hours; the others do, if they are of the same kind.

@@ -10,6 +10,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ else:
     pandas = WhenUsed()
 
 MOST_NAMES, LONGEST_NAME = 12, 40  # of a list of columns in a message
+LONGEST_CELL = 100  # characters of a cell in a message
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Origin:
         return where if isinstance(where, cls) else cls(str(where))
 
     def at(self, place: int, column: str = "") -> str:
-        return f"{self.name}, {self.unit} {place}" + (f", column {column!r}" if column else "")
+        return f"{self.name}, {self.unit} {place}" + (f", column {shown(column)}" if column else "")
 
     def instrument(self, name: str) -> Origin:
         return Origin(f"{self.name}, {name}", self.unit, self.in_memory)
@@ -97,6 +99,12 @@ def listed(names: Iterable[object]) -> str:
     shown = [repr(name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…") for name in every[:MOST_NAMES]]
     more = f" and {len(every) - MOST_NAMES} more" if len(every) > MOST_NAMES else ""
     return (", ".join(shown) or "none") + more
+
+
+def shown(value: object) -> str:
+    """A cell in quotes, cut short: one without a closing quote can be a whole file."""
+    text = str(value)
+    return repr(text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 1] + "…")
 
 
 PRICES = ("open", "high", "low", "close")
@@ -389,6 +397,18 @@ def _text_table(body: bytes, where: str) -> tuple[Any, list[int], list[str]]:
     return table, lines, notes
 
 
+def extent(text: str) -> tuple[int, int]:
+    """The lines of a text, and the most columns that one of them can have, whatever separates them.
+
+    Cheap: for a limit that is checked before anything is made of the text.
+
+    >>> extent("a,b\r\n1;2;3\r")
+    (2, 3)
+    """
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
+    return len(lines), 1 + max(max(map(methodcaller("count", mark), lines)) for mark in SEPARATORS)
+
+
 def _decoded(body: bytes, where: str) -> tuple[str, list[str]]:
     """The text, and which encoding was guessed if it does not say so itself."""
     if body[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -458,7 +478,7 @@ def parse_numbers(values: Any, lines: Sequence[int], column: str, where: Origin 
     option = "columns=" if source.in_memory else "--columns"
     raise Cells(lines, column, source).refused(
         bad,
-        f"{text.iloc[bad]!r} is not a number",
+        f"{shown(text.iloc[bad])} is not a number",
         hint=f"correct that {source.unit}, or name another column with {option}",
     )
 

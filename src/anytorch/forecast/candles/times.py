@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anytorch.errors import InputError
-from anytorch.forecast.candles.tables import Cells, Origin
+from anytorch.forecast.candles.tables import Cells, Origin, shown
 from anytorch.forecast.candles.tables import pandas as pd
 
 # Epochs by size: seconds of the years 1973 to 2100, and their thousandths.
@@ -70,8 +70,8 @@ def parse_times(
         bare, marked = int(np.flatnonzero(~aware)[0]), int(np.flatnonzero(aware)[0])
         raise cells.refused(
             max(bare, marked),
-            f"some timestamps name a time zone and others do not: {text[marked]!r} ({source.unit} {lines[marked]}) "
-            f"and {text[bare]!r} ({source.unit} {lines[bare]})",
+            f"some timestamps name a time zone and others do not: {shown(text[marked])} ({source.unit} {lines[marked]}) "
+            f"and {shown(text[bare])} ({source.unit} {lines[bare]})",
             hint="write all of them with a zone, or none",
         )
     notes = []
@@ -92,17 +92,17 @@ def _from_numbers(numbers: Any, values: Any, cells: Cells, zoned: bool) -> tuple
         if (digits.str.len() == length).all():
             parsed = pd.to_datetime(digits, format=layout, errors="coerce")
             if parsed.notna().all():
-                return parsed, [f"timestamps such as {digits[0]} are read as {_words(layout)}"]
+                return parsed, [f"timestamps such as {digits[0][:40]} are read as {_words(layout)}"]
     for low, high, unit in EPOCHS:
         if ((numbers >= low) & (numbers < high)).all():
             parsed = pd.to_datetime(numbers.round().astype("int64"), unit=unit, utc=zoned)
-            return parsed, [f"timestamps such as {digits[0]} are read as {_words(unit)} since 1970 in UTC"]
+            return parsed, [f"timestamps such as {digits[0][:40]} are read as {_words(unit)} since 1970 in UTC"]
     fits = np.zeros(len(numbers), bool)
     for low, high, _ in EPOCHS:
         if low <= numbers[0] < high:
             fits = ((numbers >= low) & (numbers < high)).to_numpy()
     bad = int(np.flatnonzero(~fits)[0])
-    raise cells.refused(bad, f"{digits[bad]!r} is not a date", hint=WRITE)
+    raise cells.refused(bad, f"{shown(digits[bad])} is not a date", hint=WRITE)
 
 
 def _other_formats(text: Any, cells: Cells) -> tuple[Any, str]:
@@ -118,7 +118,7 @@ def _other_formats(text: Any, cells: Cells) -> tuple[Any, str]:
         else:
             furthest = max(furthest, int(np.flatnonzero(parsed.isna())[0]))
     if not fitting:
-        raise cells.refused(furthest, f"{text[furthest]!r} is not a known date format", hint=WRITE)
+        raise cells.refused(furthest, f"{shown(text[furthest])} is not a known date format", hint=WRITE)
 
     def disorder(entry: tuple[str, Any]) -> tuple[bool, float, bool]:
         layout, parsed = entry
@@ -130,7 +130,7 @@ def _other_formats(text: Any, cells: Cells) -> tuple[Any, str]:
     layout, parsed = min(fitting, key=disorder)
     ambiguous = len({entry[0][:5] for entry in fitting}) > 1
     doubt = "; day and month could be swapped, and this order makes time run evenly" if ambiguous else ""
-    return parsed, f"timestamps such as {text[0]!r} are read as {_words(layout)}{doubt}"
+    return parsed, f"timestamps such as {shown(text[0])} are read as {_words(layout)}{doubt}"
 
 
 def _words(layout: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
@@ -24,14 +23,14 @@ measuring = APIRouter(tags=["benchmark"], route_class=JsonRoute)
 async def devices(service: Service, refresh: bool = False) -> schemas.Devices:
     """Every device, tried in a child process; for each missing or broken one, why and how to fix it."""
     found, tried = await service.surveys.survey(refresh=refresh)
-    return await asyncio.to_thread(machine.devices_of, found, service.activity, tried)
+    return await service.pools.questions.run(machine.devices_of, found, service.activity, tried)
 
 
 @router.get("/v1/devices/live", responses=problems(401))
 async def live(service: Service) -> schemas.LiveDevices:
     """Memory and utilisation, cheap enough to ask every second."""
     found, _ = await service.surveys.survey(fresh_s=3600)
-    return await asyncio.to_thread(machine.live, found, service.activity)
+    return await service.pools.questions.run(machine.live, found, service.activity)
 
 
 @router.get("/v1/doctor", responses=problems(401))
@@ -55,16 +54,16 @@ async def page(code: str) -> Response:
 
 
 @router.get("/v1/graphs", responses=problems(401))
-async def list_graphs() -> schemas.Graphs:
+async def list_graphs(service: Service) -> schemas.Graphs:
     """Kernel graphs that were searched, and other kernels and layouts that were measured against each other, with what
     was chosen. An empty list is a normal answer."""
-    return schemas.Graphs(graphs=await asyncio.to_thread(graphs.graphs))
+    return schemas.Graphs(graphs=await service.pools.questions.run(graphs.graphs))
 
 
 @router.get("/v1/graphs/{key}", responses=problems(401, 404))
-async def graph(key: str) -> schemas.WholeGraph:
+async def graph(key: str, service: Service) -> schemas.WholeGraph:
     """One of them in full: of a kernel graph also its form, its picture and the chosen kernels with their text."""
-    return _found(await asyncio.to_thread(graphs.graph, key), key)
+    return _found(await service.pools.questions.run(graphs.graph, key), key)
 
 
 @router.get(
@@ -72,9 +71,9 @@ async def graph(key: str) -> schemas.WholeGraph:
     response_class=Response,
     responses={200: {"content": {"image/svg+xml": {"schema": {"type": "string"}}}}, **problems(401, 404)},
 )
-async def picture(key: str) -> Response:
+async def picture(key: str, service: Service) -> Response:
     """The picture of a kernel graph: its ops, with a colour for every kernel that was chosen."""
-    drawn = _found(await asyncio.to_thread(graphs.picture, key), key)
+    drawn = _found(await service.pools.questions.run(graphs.picture, key), key)
     headers = {"Content-Security-Policy": "default-src 'none'; sandbox", "Cache-Control": "no-cache"}
     return Response(drawn, media_type="image/svg+xml", headers=headers)
 
@@ -100,7 +99,7 @@ async def benchmark(asked: schemas.BenchmarkRequest, service: Service) -> Respon
     `progress` {device, test, fraction, message}, `result` {device, test, rate, unit, limit, share}, `problem`
     {device, test, message}, at the end `done` {run_id, rows} or `failed` {message}. Closing the connection ends it.
     """
-    await asyncio.to_thread(benchmarks.check, asked)
+    await service.pools.questions.run(benchmarks.check, asked)
     service.benchmarks.reserve()
 
     async def events() -> AsyncIterator[bytes]:
@@ -111,6 +110,6 @@ async def benchmark(asked: schemas.BenchmarkRequest, service: Service) -> Respon
 
 
 @measuring.get("/v1/benchmark/runs", responses=problems(401))
-async def runs() -> schemas.BenchmarkRuns:
+async def runs(service: Service) -> schemas.BenchmarkRuns:
     """Earlier runs, newest first."""
-    return schemas.BenchmarkRuns(runs=await asyncio.to_thread(benchmarks.earlier))
+    return schemas.BenchmarkRuns(runs=await service.pools.questions.run(benchmarks.earlier))

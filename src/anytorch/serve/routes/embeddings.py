@@ -27,12 +27,18 @@ from anytorch.serve.models import Registry
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, json_answer, problems
 from anytorch.serve.state import Service, State
+from anytorch.serve.threads import Pools, go_on
 from anytorch.text.embed.compare import nearest, prepared, project_to_plane, scores
+from anytorch.text.embed.cutting import WINDOW
+from anytorch.text.embed.engine import ArrowEngine
 from anytorch.text.embed.tokens import Tokens, pack_ids
 
 T = TypeVar("T")
 PATH = "/v1/embeddings"
 ON_LOOP_CHARACTERS = 4_000  # more than that is tokenized in a thread: others must not wait for it
+AT_ONCE_CHARACTERS = 250_000  # that are tokenized in one call: it takes half a kilobyte for each
+LONGEST_TEXT = 400_000  # characters of a text that cannot be cut before it is tokenized
+LONGEST_PROMPT = 10_000  # characters; the prompt is put before every text
 WATCH_AFTER_S = 0.02  # an answer that comes sooner needs nobody to watch whether the client has gone
 PRECISIONS = ("float32", "float16", "int8", "binary", "ubinary")
 JSON = (b"content-type", b"application/json")
@@ -66,6 +72,8 @@ def parse(body: bytes, options: ServeOptions) -> Asked:
         raise _invalid("model", "`model` must be text")
     if prompt is not None and not isinstance(prompt, str):
         raise _invalid("prompt", "`prompt` must be text")
+    if prompt is not None and len(prompt) > LONGEST_PROMPT:
+        raise _invalid("prompt", f"`prompt` has {len(prompt)} characters; the limit is {LONGEST_PROMPT}")
     if dim is not None and (type(dim) is not int or dim < 1):
         raise _invalid("dimensions", "`dimensions` must be a whole number above 0")
     if form not in ("float", "base64"):
@@ -122,8 +130,8 @@ def answer(vectors: Any, asked: Asked, model: str, tokens: int) -> bytes:
 class Embeddings:
     """The end point. One per app; called with the Call that `Guard` made."""
 
-    def __init__(self, models: Registry, options: ServeOptions, metrics: Metrics) -> None:
-        self._models, self._options, self._metrics = models, options, metrics
+    def __init__(self, models: Registry, options: ServeOptions, metrics: Metrics, pools: Pools) -> None:
+        self._models, self._options, self._metrics, self._pools = models, options, metrics, pools
         self.guard: Guard  # set by the app: it reads bodies
 
     async def __call__(self, call: Call) -> None:
@@ -159,12 +167,27 @@ class Embeddings:
         if asked.ids is not None:
             return pack_ids(asked.ids, vocabulary=model.vocabulary, max_length=model.engine.max_length)
         texts = asked.texts or []
-        if sum(map(len, texts)) <= ON_LOOP_CHARACTERS:
+        if sum(map(len, texts)) + len(asked.prompt or "") * len(texts) <= ON_LOOP_CHARACTERS:
             made: Tokens = model.engine.tokenize(texts, prompt=asked.prompt)
         else:
-            made = await before_queueing(asyncio.to_thread(model.engine.tokenize, texts, prompt=asked.prompt), call)
+            made = await before_queueing(self._pools.texts.run(tokenize, model.engine, texts, asked.prompt), call)
         self._metrics.tokenized(time.perf_counter() - began)
         return made
+
+
+def tokenize(engine: ArrowEngine, texts: list[str], prompt: str | None) -> Tokens:
+    """The texts' tokens, made of some texts at a time: what the tokenizer needs meanwhile is bounded, and a request that
+    nobody waits for any more ends between them. Call it in a thread."""
+    made: list[Tokens] = []
+    begin = characters = 0
+    most = WINDOW * engine.max_length  # of a text, as a rule: see `cutting`
+    for place, text in enumerate(texts):
+        characters += min(len(prompt or "") + len(text), most)
+        if characters >= AT_ONCE_CHARACTERS or place + 1 == len(texts):
+            go_on()
+            made.append(engine.tokenize(texts[begin : place + 1], prompt=prompt, first=begin, longest=LONGEST_TEXT))
+            begin, characters = place + 1, 0
+    return made[0] if len(made) == 1 else Tokens.joined(made)
 
 
 def late(call: Call) -> TimeoutError:
@@ -255,7 +278,7 @@ async def similarity(asked: schemas.SimilarityRequest, service: Service) -> Resp
                 document["map"] = project_to_plane(left)
             return document
 
-        document = await asyncio.to_thread(compute)
+        document = await service.pools.texts.run(compute)
         return json_answer({**document, **encoding.facts(), "seconds": round(time.perf_counter() - began, 4)})
 
 
@@ -284,7 +307,7 @@ async def search(asked: schemas.SearchRequest, service: Service) -> Response:
             found = nearest(prepared(queries, kind, "float32"), prepared(corpus, kind, "float32"), asked.k, kind)
             return [[{"index": int(n), "score": float(s), "text": asked.corpus[n]} for n, s in hits] for hits in found]
 
-        results = await asyncio.to_thread(compute)
+        results = await service.pools.texts.run(compute)
         return json_answer({"results": results, **encoding.facts(), "seconds": round(time.perf_counter() - began, 4)})
 
 
@@ -309,7 +332,7 @@ class Encoding:
         options = self._service.options
         if len(texts) > options.max_texts:
             raise too_many(f"{len(texts)} texts; the limit is {options.max_texts}")
-        tokens: Tokens = await asyncio.to_thread(self.model.engine.tokenize, texts, prompt=prompt)
+        tokens = await self._service.pools.texts.run(tokenize, self.model.engine, texts, prompt)
         count = int(tokens.starts[-1])
         self.tokens += count
         if self.tokens > options.max_request_tokens:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from pydantic import ValidationError
 
 from anytorch.errors import InputError
 from anytorch.forecast.candles.generate import sample_candles
-from anytorch.forecast.candles.read import CandleSeries, newest_parts, read_candles
-from anytorch.forecast.candles.tables import require_pandas
+from anytorch.forecast.candles.read import CandleSeries, read_candles
+from anytorch.forecast.candles.tables import extent, require_pandas
 from anytorch.forecast.queue import Terms
 from anytorch.serve import schemas
 from anytorch.serve.limits import parse_json
@@ -23,6 +24,7 @@ from anytorch.serve.loaders import ForecastModel
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem, json_answer, problems, validation_problem
 from anytorch.serve.state import State, allowed_s
+from anytorch.serve.threads import go_on
 
 router = APIRouter(tags=["forecast"])
 BODY = {
@@ -63,7 +65,7 @@ async def forecast(request: Request) -> Response:
     slot = service.models.slot("forecast", asked.model)
     with service.models.use(slot):
         model = await service.models.ready(slot)  # first: what is not installed is told before the candles are read
-        series = await asyncio.to_thread(read, asked)
+        series = await service.pools.candles.run(read, asked)
         assert isinstance(model, ForecastModel)
         context = model.predictor.max_context
         lookback = min(asked.lookback or max(context // 2, context - asked.horizon), len(series))
@@ -77,11 +79,11 @@ async def forecast(request: Request) -> Response:
         )
         limit_s = allowed_s(request, service.options)
         # By the rhythm of the whole history, not of the rows that the model sees.
-        ahead = await asyncio.to_thread(series.future, asked.horizon)
+        ahead = await service.pools.candles.run(series.future, asked.horizon)
         found = await asyncio.wrap_future(
             model.queue.submit(series.frame.iloc[-lookback:], terms, limit_s, ahead=ahead)
         )
-        document = await asyncio.to_thread(answer_of, found, series, asked)
+        document = await service.pools.candles.run(answer_of, found, series, asked)
         warnings = []
         if lookback < FEW_ROWS:
             warnings.append(f"only {lookback} rows of history: too few to estimate the series' scale and rhythm")
@@ -94,7 +96,7 @@ async def forecast(request: Request) -> Response:
                 "device_warning": model.info.device_warning,
                 "model": model.info.id,
                 "seconds": round(time.perf_counter() - began, 4),
-                "guessed": list(series.notes),
+                "guessed": told(series.notes),
                 "warnings": warnings,
             }
         )
@@ -104,7 +106,7 @@ def answer_of(found: Any, series: Any, asked: schemas.ForecastRequest) -> dict[s
     require_finite(found)
     shown = series.frame.iloc[-SHOWN_ROWS:]
     document = {
-        "name": series.name,
+        "name": series.name[:LONGEST_SYMBOL],
         "history": column_lists(shown, shown["timestamps"]),
         "forecast": column_lists(found.mean, found.mean.index),
         "quantiles": {named(level): column_lists(frame) for level, frame in found.quantiles.items()},
@@ -114,6 +116,12 @@ def answer_of(found: Any, series: Any, asked: schemas.ForecastRequest) -> dict[s
             {name: readable(path[:, place]) for place, name in enumerate(COLUMNS)} for path in found.samples
         ]
     return document
+
+
+def told(notes: Sequence[str]) -> list[str]:
+    """What was guessed and repaired, cut short: a file can have a fault in every row, and words of any length."""
+    few = [note if len(note) <= LONGEST_NOTE else note[: LONGEST_NOTE - 1] + "…" for note in notes[:MOST_NOTES]]
+    return few if len(notes) <= MOST_NOTES else [*few, f"and {len(notes) - MOST_NOTES} more"]
 
 
 def named(level: float) -> str:
@@ -168,6 +176,8 @@ LARGEST = 1e18  # its square is still a float32
 SAMPLE_ROWS = 600
 FEW_ROWS = 64  # fewer are forecast from, but not without saying so
 SHOWN_ROWS = 2000  # of the history, in the answer
+MOST_COLUMNS, MOST_CELLS = 500, 4_000_000  # of a CSV text: candles have 7 columns, and some files a few dozen more
+MOST_NOTES, LONGEST_NOTE, LONGEST_SYMBOL = 50, 500, 200  # of what an answer says of the data
 # Files that unpack to any size, or that a text cannot be: gzip, zip, Parquet, Arrow.
 PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"PAR1", b"ARROW1")
 
@@ -189,12 +199,28 @@ def check(asked: schemas.ForecastRequest, options: ServeOptions) -> None:
             raise Problem(
                 422, "invalid-body", "The body is invalid", f"{name} is {value}; the limit is {most}", param=name
             )
-    rows = len(asked.candles.timestamps) if asked.candles else (asked.csv or "").count("\n")
+    rows = len(asked.candles.timestamps) if asked.candles else count_lines(asked.csv or "")
     if rows > options.max_forecast_rows:
         raise Problem(
             413, "too-many-rows", "Too many rows", f"{rows} rows of history; the limit is {options.max_forecast_rows}",
             hint="send the last few hundred rows: the model uses no more",
         )  # fmt: skip
+
+
+def count_lines(text: str) -> int:
+    """The line ends of a text, each of the three kinds that a CSV may have."""
+    return text.count("\n") + text.count("\r") - text.count("\r\n")
+
+
+def require_few_columns(text: str) -> None:
+    """Raise a 413 Problem for a table that takes long to read for its size: pandas makes an object of every column."""
+    rows, columns = extent(text)
+    for what, count, most in (("columns", columns, MOST_COLUMNS), ("cells", rows * columns, MOST_CELLS)):
+        if count > most:
+            raise Problem(
+                413, f"too-many-{what}", f"Too many {what}", f"up to {count} {what} in csv; the limit is {most}",
+                hint="send the columns timestamps, open, high, low, close, volume and amount alone", param="csv",
+            )  # fmt: skip
 
 
 def decode_upload(body: bytes) -> str:
@@ -222,18 +248,22 @@ def read(asked: schemas.ForecastRequest) -> CandleSeries:
         text = asked.csv or ""
         if text.lstrip("\ufeff").startswith(tuple(mark.decode("latin-1") for mark in PACKED)):
             raise InputError("csv is not text", hint="send plain CSV text")
+        require_few_columns(text)
         table, name = text.encode("utf-8", "replace"), "csv"
-    found = newest_parts(read_candles(table, timezone=asked.timezone, repair=asked.repair))
-    names = [one.name for one in found]
-    if asked.symbol is not None:
-        found = [one for one in found if one.name == asked.symbol]
-        if not found:
-            raise InputError(f"unknown symbol {asked.symbol[:100]!r}; known: {', '.join(names[:10])}")
-    elif len(found) > 1:
-        raise InputError(
-            f"the data has {len(found)} instruments: {', '.join(names[:10])}", hint="name one with `symbol`"
-        )
-    one = found[0]
+    go_on()
+
+    def choose(names: list[str]) -> list[str]:
+        """The one that is meant; a part of it is called "NAME/2"."""
+        known = ", ".join(one[:100] for one in names[:10])
+        if asked.symbol is None and len(names) > 1:
+            raise InputError(f"the data has {len(names)} instruments: {known}", hint="name one with `symbol`")
+        symbol = names[0] if asked.symbol is None else asked.symbol
+        meant = [one for one in (symbol, symbol.rpartition("/")[0]) if one in names]
+        if not meant:
+            raise InputError(f"unknown symbol {str(asked.symbol)[:100]!r}; known: {known}")
+        return meant[:1]
+
+    (one,) = read_candles(table, timezone=asked.timezone, repair=asked.repair, choose=choose, newest=True)
     require_range(one.frame)
     return CandleSeries(
         name if one.name in ("the table", "the data") else one.name, one.frame, one.rhythm, one.notes, one.where

@@ -140,7 +140,7 @@ class Writing:
             model.generator.stream, self._prompt, max_tokens, given(asked.temperature), given(asked.top_p),
             stop=asked.stop, seed=asked.seed, timeout_s=self._deadline_s,
         )  # fmt: skip
-        making = asyncio.ensure_future(asyncio.to_thread(start))
+        making = asyncio.ensure_future(self._service.pools.prompts.run(start))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:  # the client has gone: what comes out in the end is stopped at once

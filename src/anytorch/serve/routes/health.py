@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import platform
 import sys
 import time
@@ -75,6 +74,8 @@ def status_of(service: State) -> tuple[str, str]:
                 if slot in needed:
                     return "failed", said
                 beside.append(said)
+    if why := service.pools.stuck():
+        return "failed", why
     if service.draining:
         return "draining", "the service is stopping"
     # Those that are loaded in the background later do not keep the rest waiting.
@@ -118,7 +119,7 @@ def torch_version() -> str | None:
 )
 async def metrics(service: Service) -> Response:
     """Requests, latencies, queues, batches, tokens and memory."""
-    return Response(await asyncio.to_thread(service.metrics.text), media_type=CONTENT_TYPE)
+    return Response(await service.pools.questions.run(service.metrics.text), media_type=CONTENT_TYPE)
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ async def known(service: Service) -> schemas.Models:
     """The loaded models, and those that `POST /api/load-model` would load."""
     infos = service.models.infos()
     have: set[tuple[str, str]] = {(info.job, info.id) for info in infos}
-    for found in (await asyncio.to_thread(service.models.loadable)).values():
+    for found in (await service.pools.questions.run(service.models.loadable)).values():
         if (found.job, found.id) not in have and not found.refused:
             infos.append(schemas.ModelInfo(id=found.id, job=found.job, path=str(found.path)))  # type: ignore[arg-type]
             have.add((found.job, found.id))
@@ -169,7 +170,7 @@ async def load(asked: schemas.LoadModelRequest, service: Service) -> schemas.Loa
     began = time.perf_counter()
     slot = await service.models.load(asked.model, asked.job, asked.device, asked.quantization, done=service.tell_others)
     info = slot.info(default=True)
-    facts = await asyncio.to_thread(device_info)
+    facts = await service.pools.questions.run(device_info)
     return schemas.LoadModelAnswer(
         model=info,
         device=info.device or "",

@@ -1,11 +1,12 @@
-"""Turn texts into packed token ids with Hugging Face's Rust tokenizers; very long texts are cut first."""
+"""Turn texts into packed token ids with Hugging Face's Rust tokenizers; very long texts are cut first (`cutting`)."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from anytorch.errors import InputError, ModelError, UsageError
 from anytorch.text.checkpoints.checkpoint import Ints
+from anytorch.text.embed.cutting import SHORT, WINDOW, cut, parts, places
 from anytorch.text.embed.recipe import Recipe, read_json
 
 
@@ -67,7 +69,8 @@ class TextTokenizer:
         self._encode: Callable[..., Any] = getattr(
             self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch
         )  # without offsets, which nobody here reads
-        self._may_cut = words_are_independent(layout)
+        normalizer = self._tokenizer.normalizer
+        self._places = places(layout, str if normalizer is None else normalizer.normalize_str)
         self._twin: Any = None
 
     def hurry(self) -> bool:
@@ -89,16 +92,22 @@ class TextTokenizer:
     def kind(self) -> str:
         return "compiled WordPiece" if self._twin is not None else "Rust"
 
-    def __call__(self, texts: Sequence[str], *, prompt: str = "", first: int = 0) -> Tokens:
-        """Tokenize a list of texts. `first` is the number of the first one, for messages."""
+    def __call__(self, texts: Sequence[str], *, prompt: str = "", first: int = 0, longest: int | None = None) -> Tokens:
+        """Tokenize a list of texts. `first` is the number of the first one, for messages.
+
+        Raises InputError for what is not a text, and for one of which more than `longest` characters must be tokenized.
+        """
         # The Rust tokenizer would take a pair for two sentences; the compiled one says itself what is no str.
         if self._twin is None and not all(isinstance(text, str) for text in texts):
             check_texts(texts, first)
         try:
+            whole = [prompt + text for text in texts] if prompt else texts
             if self._twin is not None:
-                whole = [prompt + text for text in texts] if prompt else texts
-                return Tokens(*self._twin.encode_all(self._encode, whole, self.max_length))
-            encodings = self._encode([self.cut(prompt + text) for text in texts])
+                encode = partial(self._encodings, longest=longest)
+                return Tokens(*self._twin.encode_all(encode, whole, self.max_length))
+            encodings = self._encodings(whole, longest)
+        except InputError:
+            raise
         except (TypeError, ValueError) as exc:  # a UnicodeEncodeError is a ValueError
             check_texts(texts, first)
             raise InputError(f"the texts cannot be tokenized: {exc}") from exc
@@ -115,12 +124,33 @@ class TextTokenizer:
         return Tokens(np.fromiter(chain.from_iterable(rows), np.int32, int(starts[-1])), starts, truncated)
 
     def cut(self, text: str) -> str:
-        """Leave out what truncation would drop anyway, before the work of tokenizing it: see `words_are_independent`."""
-        if len(text) <= 8 * self.max_length or not self._may_cut:
-            return text
-        # One more word than there may be tokens, so that the tokenizer itself still notices the truncation.
-        last = next(islice(BETWEEN_WORDS.finditer(text), self.max_length, None), None)
-        return text if last is None else text[: last.start()]
+        """Leave out what truncation would drop anyway, before the work of tokenizing it."""
+        return cut(text, self.max_length, self._places)
+
+    def _encodings(self, texts: Sequence[str], longest: int | None) -> list[Any]:
+        """The texts as the Rust tokenizer has them, of each no more than the model can use as far as that can be told."""
+        if max(map(len, texts), default=0) <= SHORT * self.max_length:
+            return self._encode_all(texts, longest)
+        short = [cut(text, self.max_length, self._places) for text in texts]
+        encodings = self._encode_all(short, longest)
+        left = [place for place, text in enumerate(texts) if short[place] is not text]
+        window = WINDOW
+        while left := [place for place in left if not encodings[place].overflowing]:  # too little: nothing was dropped
+            window *= 4
+            more = [cut(texts[place], self.max_length, self._places, window) for place in left]
+            for place, encoding in zip(left, self._encode_all(more, longest), strict=True):
+                encodings[place] = encoding
+            left = [place for place, text in zip(left, more, strict=True) if text is not texts[place]]
+        return encodings
+
+    def _encode_all(self, texts: Sequence[str], longest: int | None) -> list[Any]:
+        if longest is not None and (most := max(map(len, texts), default=0)) > longest:
+            raise InputError(
+                f"a text is too long: nowhere in {most} characters can it be cut; the limit is {longest}",
+                hint=f"send its beginning: the model reads no more than {self.max_length} tokens",
+            )
+        found: list[Any] = self._encode(list(texts))
+        return found
 
 
 def check_iterable(texts: Any) -> None:
@@ -150,60 +180,6 @@ def check_texts(texts: Sequence[object], first: int = 0) -> None:
             ) from exc
 
 
-# A space or line break with an ASCII letter or digit on both sides.
-BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z0-9])[ \n](?=[A-Za-z0-9])")
-LOCAL_NORMALIZERS = {
-    "BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents", "Precompiled", "Prepend", "Strip", "Nmt",
-}  # fmt: skip
-SPLITTING = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
-# Qwen's own split; ByteLevel's is GPT-2's. Neither has a piece that reaches over a space from letter to letter.
-QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def words_are_independent(layout: Mapping[str, Any]) -> bool:
-    """True if cutting a text at BETWEEN_WORDS certainly leaves the tokens before the cut unchanged.
-
-    True when the normalizer works character by character there, the pre-tokenizer splits there, every word gives at least
-    one token, and no added token holds a space: then a text's first n tokens are those of its first n + 1 words. Anything
-    not known to be so is tokenized whole. A pure function of tokenizer.json.
-    """
-    if any(re.search(r"\s", str(token.get("content", ""))) for token in layout.get("added_tokens") or []):
-        return False
-    if (layout.get("model") or {}).get("type") not in ("WordPiece", "BPE", "Unigram"):
-        return False
-    local = all(_is_local(part) for part in _parts(layout.get("normalizer"), "normalizers"))
-    # Once split, later parts see single words.
-    return local and any(_splits(part) for part in _parts(layout.get("pre_tokenizer"), "pretokenizers"))
-
-
-def _parts(component: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
-    """What a normalizer or pre-tokenizer does, one after the other; those of a Sequence have this name in it."""
-    if component is None:
-        return []
-    if component.get("type") == "Sequence":
-        return [part for inner in component.get(name, [{}]) for part in _parts(inner, name)]
-    return [component]
-
-
-def _is_local(normalizer: Mapping[str, Any]) -> bool:
-    if normalizer.get("type") == "Replace":  # runs of spaces become one: a single space stays
-        return normalizer.get("pattern") == {"Regex": " {2,}"} and normalizer.get("content") in (" ", "▁")
-    return normalizer.get("type") in LOCAL_NORMALIZERS
-
-
-def _splits(pre_tokenizer: Mapping[str, Any]) -> bool:
-    kind = pre_tokenizer.get("type")
-    if kind == "ByteLevel":
-        return pre_tokenizer.get("use_regex", True) is True
-    if kind == "Metaspace":
-        return pre_tokenizer.get("split", True) is True
-    if kind == "Split":
-        return pre_tokenizer.get("pattern") == {"Regex": QWEN_SPLIT} and not pre_tokenizer.get("invert")
-    return kind in SPLITTING
-
-
 def load_tokenizer(recipe: Recipe) -> tuple[Any, dict[str, Any]]:
     """The folder's Rust tokenizer and its description. A BERT folder without tokenizer.json has vocab.txt."""
     try:
@@ -227,7 +203,7 @@ def load_tokenizer(recipe: Recipe) -> tuple[Any, dict[str, Any]]:
             f"{folder}: found no tokenizer: neither tokenizer.json nor, for BERT, vocab.txt",
             hint="fetch tokenizer.json; transformers' AutoTokenizer.from_pretrained(…).save_pretrained(folder) writes it",
         )
-    normalizing = _parts(layout.get("normalizer"), "normalizers")
+    normalizing = parts(layout.get("normalizer"), "normalizers")
     if recipe.lower_case and not any(one.get("type") == "Lowercase" or one.get("lowercase") for one in normalizing):
         from tokenizers import normalizers
 

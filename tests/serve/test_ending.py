@@ -1,0 +1,100 @@
+"""SIGTERM ends the service in every state: real processes, started together so that they wait for each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.serve.hanging import STATES
+from tests.waiting import until
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+ROOT = Path(__file__).parents[2]
+
+
+class Service:
+    def __init__(self, state: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", "tests.serve.hanging", state, "--port", "0", "--json", "--threads", "1"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        self.process = subprocess.Popen(
+            [*command, "--no-forecast", "--drain", "0", *arguments], cwd=ROOT, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self.client: httpx.Client | None = None
+
+    def ready(self) -> httpx.Client:
+        if self.client is None:
+            assert self.process.stdout is not None
+            text = ""
+            for line in self.process.stdout:
+                text += line
+                if line.rstrip() == "}":
+                    break
+            assert text, self.process.communicate()[1]
+            self.client = httpx.Client(base_url=json.loads(text)["url"], timeout=120)
+        return self.client
+
+    def begin(self, path: str, body: dict[str, object]) -> None:
+        """Send a request that is not answered before the end."""
+
+        def post() -> None:
+            try:
+                with self.ready().stream("POST", path, json=body) as answer:
+                    for _ in answer.iter_raw():
+                        pass
+            except httpx.HTTPError:
+                pass  # the process has ended
+
+        threading.Thread(target=post, daemon=True).start()
+
+    def end(self) -> tuple[int, str]:
+        """Its status and what it said. It hangs for ever, so that the limit says nothing about speed."""
+        self.process.send_signal(signal.SIGTERM)
+        said = self.process.communicate(timeout=120)[1]
+        return self.process.returncode, said
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[dict[str, Service]]:
+    made = {state: Service(state) for state in STATES}
+    yield made
+    for one in made.values():
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.communicate()
+        if one.client is not None:
+            one.client.close()
+
+
+def under_way(client: httpx.Client) -> int:
+    lines = client.get("/metrics").text.splitlines()
+    return int(float(next(line for line in lines if line.startswith("anytorch_requests_under_way")).split()[1])) - 1
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_it_ends(services: dict[str, Service], state: str) -> None:
+    service = services[state]
+    client = service.ready()
+    if state == "loading":
+        service.begin("/api/load-model", {"model": "all-MiniLM-L6-v2", "quantization": "int8"})
+    elif state == "computing":
+        service.begin("/v1/embeddings", {"input": "word " * 200})
+    elif state == "streaming":
+        service.begin("/v1/benchmark", {"seconds": 1})
+    elif state == "hung thread":
+        answer = client.post("/v1/embeddings", json={"input": "x" * 5000}, headers={"X-Request-Timeout": "0.1"})
+        assert answer.status_code == 504
+    if state in ("loading", "computing", "streaming"):
+        until(lambda: under_way(client) == 1, "the request to be under way")
+    status, said = service.end()
+    assert status == 0, said
+    assert "Traceback" not in said or state == "streaming", said  # uvicorn tells of an answer that was cut off
+    assert ("still computed" in said) == (state in ("hung thread", "loading", "computing", "hung end")), said

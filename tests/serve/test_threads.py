@@ -1,0 +1,202 @@
+"""Pools of threads: bounded, separate, withdrawn from, watched; memory that is held until the last thread has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.waiting import until
+
+from anytorch.serve.limits import Call
+from anytorch.serve.problems import Problem
+from anytorch.serve.threads import HOLDER, Abandoned, Pools, Threads, go_on
+
+LONG = "word " * 1000  # is tokenized in a thread
+
+
+class Hang:
+    """Work that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.begun = 0
+
+    def __call__(self, *_: Any, **__: Any) -> str:
+        self.begun += 1
+        assert self.go.wait(120), "never told to end"
+        return "done"
+
+
+@pytest.fixture
+def hang() -> Iterator[Hang]:
+    made = Hang()
+    yield made
+    made.go.set()
+
+
+def in_loop(work: Callable[[], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        return await work()
+
+    return asyncio.run(run())
+
+
+async def turns(happens: Callable[[], object]) -> None:
+    """Let the event loop turn until something has happened."""
+    for _ in range(6_000):
+        if happens():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not happen")
+
+
+def test_results_and_errors_come_back() -> None:
+    async def work() -> None:
+        pool = Threads("test", 2)
+        assert await pool.run(divmod, 7, 2) == (3, 1)
+        assert await pool.run(sorted, [2, 1], reverse=True) == [2, 1]
+        with pytest.raises(ZeroDivisionError):
+            await pool.run(divmod, 1, 0)
+
+    in_loop(work)
+
+
+def test_what_hangs_takes_no_thread_of_other_work(hang: Hang) -> None:
+    async def work() -> None:
+        pools = Pools()
+        for pool in pools.every():
+            stuck = [asyncio.ensure_future(pool.run(hang)) for _ in range(pool.most)]
+            await turns(lambda pool=pool: len(pool.running()) == pool.most)
+            for other in pools.every():
+                if other is not pool:
+                    assert await other.run(str, 1) == "1"
+            assert any(line.startswith(pool.name) for line in pools.unfinished())
+            hang.go.set()
+            await asyncio.gather(*stuck)
+            hang.go.clear()
+
+    in_loop(work)
+
+
+def test_what_has_not_begun_is_withdrawn_and_what_waits_is_bounded(hang: Hang) -> None:
+    async def work() -> None:
+        pool = Threads("test", 1, waiting=2)
+        first = asyncio.ensure_future(pool.run(hang))
+        await turns(lambda: hang.begun == 1)
+        waiting = [asyncio.ensure_future(pool.run(hang)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Problem) as refused:
+            await pool.run(hang)
+        assert refused.value.status == 503 and refused.value.headers["Retry-After"]
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait(waiting)
+        last = asyncio.ensure_future(pool.run(str, "there is room again"))
+        hang.go.set()
+        assert await last == "there is room again" and await first == "done"
+        assert hang.begun == 1, "withdrawn work was done"
+
+    in_loop(work)
+
+
+def test_abandoned_work_ends_where_it_looks() -> None:
+    seen: list[str] = []
+    go = threading.Event()
+
+    def long_work() -> None:
+        seen.append("begun")
+        assert go.wait(120)
+        try:
+            go_on()
+        except Abandoned:
+            seen.append("ended")
+            raise
+        seen.append("went on")
+
+    async def work() -> None:
+        pool = Threads("test", 1)
+        for leaves in (True, False):
+            seen.clear()
+            go.clear()
+            task = asyncio.ensure_future(pool.run(long_work))
+            await turns(lambda: seen)
+            if leaves:
+                task.cancel()
+                await asyncio.wait({task})
+            go.set()
+            await turns(lambda: len(seen) == 2)
+            assert seen == ["begun", "ended" if leaves else "went on"]
+            await asyncio.wait({task})
+
+    in_loop(work)
+    go_on()  # outside of a thread of ours there is nobody to leave
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_request_holds_its_memory_until_its_last_thread_has_ended(hang: Hang, holds: bool) -> None:
+    given_back: list[int] = []
+
+    async def work() -> None:
+        pool = Threads("test", 2, holds=holds)
+        call = Call({"path": "/", "method": "GET", "headers": []}, None, None, given_back.append)  # type: ignore[arg-type]
+        call.body_nbytes = 7
+        HOLDER.set(call)
+        task = asyncio.ensure_future(pool.run(hang))
+        await turns(lambda: hang.begun == 1)
+        task.cancel()
+        await asyncio.wait({task})
+        call.end()
+        assert given_back == ([] if holds else [7]), "the deadline frees nothing while a thread works"
+        hang.go.set()
+        await turns(lambda: given_back)
+        assert given_back == [7]
+
+    in_loop(work)
+
+
+def test_a_pool_is_stuck_when_all_its_threads_are_busy_for_too_long(hang: Hang) -> None:
+    async def work() -> None:
+        pool = Threads("test", 2, stuck_s=0.0)
+        one = asyncio.ensure_future(pool.run(hang))
+        await turns(lambda: hang.begun == 1)
+        assert pool.stuck() == "", "another thread is free"
+        two = asyncio.ensure_future(pool.run(hang))
+        await turns(lambda: hang.begun == 2)
+        assert "all 2 threads for test" in pool.stuck()
+        hang.go.set()
+        await asyncio.gather(one, two)
+        await turns(lambda: pool.stuck() == "")
+
+    in_loop(work)
+
+
+def ask(service: Any, text: str, timeout_s: float = 60.0) -> httpx.Response:
+    headers = {"X-Request-Timeout": str(timeout_s)}
+    answer: httpx.Response = service.client.post("/v1/embeddings", json={"input": text}, headers=headers)
+    return answer
+
+
+def test_a_service_whose_threads_hang_serves_the_rest_and_says_so(serve: Callable[..., Any], hang: Hang) -> None:
+    service = serve()
+    pools, guard = service.state.pools, service.app.guard
+    whole = guard._bodies_left
+    real = service.embedding.engine.tokenize
+    service.embedding.engine.tokenize = lambda texts, **options: real(texts) if len(texts[0]) < 100 else hang()
+    for _ in range(pools.texts.most):
+        assert ask(service, LONG, 0.05).status_code == 504
+    assert hang.begun == len(pools.texts.running()) == pools.texts.most
+    assert guard._bodies_left <= whole - pools.texts.most * len(LONG), "held while the threads work"
+    assert ask(service, "short").status_code == 200
+    for path in ("/metrics", "/v1/graphs", "/api/models", "/v1/healthz"):
+        assert service.client.get(path).status_code == 200, path
+    pools.texts._stuck_s = 0.0
+    for path in ("/v1/healthz", "/v1/readyz"):
+        answer = service.client.get(path)
+        assert answer.status_code == 503 and "threads for texts" in answer.json()["detail"]
+    hang.go.set()
+    until(lambda: service.client.get("/v1/healthz").status_code == 200, "health to be green again")
+    until(lambda: guard._bodies_left == whole, "the memory to be given back")
