@@ -57,6 +57,10 @@ SLICES = {
 # Imports that point up, each with its reason. They are literals: nothing above is loaded before it is needed.
 UPWARDS = {
     ("anytorch.devices.webgpu", "anytorch.webgpu"): "a back end's file lends torch its device, and this one is ours",
+    (
+        "anytorch.graph.handwritten",
+        "anytorch.text.packed.graph_kernels",
+    ): "a table of who registers hand-written kernels",
 }
 
 # An own module imported inside a function is a way round a cycle, unless there is another reason, which must be here.

@@ -393,6 +393,15 @@ def _attention(nodes: Sequence[Node], attrs: Attrs) -> tuple[Shape, str]:
     return (*q.shape[:3], v.shape[3]), q.dtype
 
 
+def _handwritten(nodes: Sequence[Node], attrs: Attrs) -> tuple[Shape, str]:
+    """What a kernel of `handwritten` computes of its arguments; `part` is the match that says what that is."""
+    known(attrs, "handwritten", "kernel", "at", "part")
+    result = getattr(attrs.get("part"), "result", None)
+    if result is None:
+        raise GraphError("handwritten is invalid: only a search puts such nodes into a graph")
+    return result.shape, result.dtype
+
+
 OPS: dict[str, Op] = {
     op.name: op
     for op in (
@@ -417,5 +426,6 @@ OPS: dict[str, Op] = {
         Op("layer_norm", "composite", _norm("layer_norm", 3)),
         Op("rope", "composite", _rope),
         Op("attention", "composite", _attention),
+        Op("handwritten", "composite", _handwritten),
     )
 }

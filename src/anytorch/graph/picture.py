@@ -22,10 +22,10 @@ def draw(graph: Graph, program: Program | None) -> str:
     groups: dict[int, tuple[int, str]] = {}
     legend: list[tuple[str, str]] = []
     for number, step in enumerate(program.steps if program is not None else ()):
-        colour = PLAIN if step.kernel is None else COLOURS[number % len(COLOURS)]
+        colour = PLAIN if not step.ours else COLOURS[number % len(COLOURS)]
         for member in step.group.nodes:
             groups[member] = (number, colour)
-        said = step.schedule if step.kernel is not None else "torch"
+        said = step.schedule if step.ours else "torch"
         legend.append((colour, f"{number}: {said}"))
     places, columns, rows = _placed(shown)
     wide = MARGIN * 2 + columns * (WIDTH + GAP_X) - GAP_X
@@ -56,6 +56,8 @@ def draw(graph: Graph, program: Program | None) -> str:
             title = f"input {node['index']}"
         elif node.op == "reduce":
             title = f"{node['how']} over {words(node['dims'])}"
+        elif node.op == "handwritten":
+            title = node["kernel"]
         parts.append(
             f'<g><title>{escape(str(node))}</title><rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5" '
             f'fill="{fill}" stroke="#444" stroke-width="{border}"/>'
