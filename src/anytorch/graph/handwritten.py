@@ -29,6 +29,7 @@ ROOT = Path(__file__).parent.parent
 # Back end → modules that register kernels for it when they are imported. The webgpu device registers its own.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "cpp": ("anytorch.text.packed.graph_kernels",),
+    "triton": ("anytorch.text.encoders.graph_kernels", "anytorch.forecast.kernels.graph_kernels"),
 }
 
 Launch = Callable[[Sequence[torch.Tensor], torch.Tensor], None]  # what is read, in the match's order; what is written
@@ -83,10 +84,13 @@ def version(back: str) -> str:
     """A digest of the kernels' sources: what was measured with others is not believed."""
     found = hashlib.blake2b(digest_size=8)
     for kernel in sorted(kernels_for(back), key=lambda one: one.name):
-        found.update(f"\0{kernel.name}\0".encode())
-        path = ROOT / kernel.source
-        found.update(path.read_bytes() if path.is_file() else b"")
+        found.update(f"\0{kernel.name}\0{_digest(ROOT / kernel.source)}".encode())
     return found.hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 # --- places ------------------------------------------------------------------------------------------------------------
@@ -111,15 +115,19 @@ class Site:
 
 
 def sites(graph: Graph, known: Mapping[str, int], back: str, device: torch.device) -> list[Site]:
-    """Where registered kernels could compute something, the largest places first."""
+    """Where registered kernels could compute something, the largest places first. A kernel that takes a place is not asked
+    about parts of it."""
     found: dict[tuple[int, frozenset[int], tuple[tuple[str, int], ...]], Site] = {}
     for kernel in kernels_for(back):
-        for match in matches(graph, kernel.pattern):
+        taken: list[frozenset[int]] = []
+        for match in sorted(matches(graph, kernel.pattern), key=lambda match: -len(match.work)):
+            if any(match.work <= larger for larger in taken):
+                continue
             part = match.alone()
-            reason = kernel.why_not(part, known, device)
-            if reason:
+            if reason := kernel.why_not(part, known, device):
                 log.debug("%s is no candidate: %s", kernel.name, reason)
                 continue
+            taken.append(match.work)
             key = (match.output, match.covered, tuple(match.tensors.items()))
             before = found[key].kernels if key in found else ()
             found[key] = Site(match, part, (*before, kernel))

@@ -112,12 +112,12 @@ class Match:
 
 
 def matches(graph: Graph, pattern: Pattern) -> Iterator[Match]:
-    """Every place of a pattern in a graph, one for each last node, if nobody else needs what it computes on the way."""
+    """Every place of a pattern in a graph where nobody else needs what it computes on the way; by their last nodes, and
+    for each of these in the order in which the pattern names its choices."""
     for number in range(len(graph.nodes)):
         for found in _found(Match(graph, number), number, pattern):
             if found.work and _closed(found):
                 yield found
-                break
 
 
 def _closed(match: Match) -> bool:

@@ -10,12 +10,14 @@ import torch
 from anytorch.gpu.launch import Plan, grid
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
+from anytorch.graph import handwritten
 from anytorch.graph.backs import Back, Launch, register
 from anytorch.graph.emit import wgsl
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import sizes_of
 from anytorch.graph.emit.wgsl_schedules import schedules
 from anytorch.graph.loops import Kernel
+from anytorch.webgpu.graph_kernels import KERNELS
 from anytorch.webgpu.tensors import NAME
 
 
@@ -77,3 +79,4 @@ def _nothing(
 
 def register_back() -> None:
     register(NAME, back)
+    handwritten.register(*KERNELS)
