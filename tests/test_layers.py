@@ -62,7 +62,7 @@ UPWARDS = {
             "anytorch.graph.handwritten",
             f"anytorch.{name}.graph_kernels",
         ): "a table of who registers hand-written kernels"
-        for name in ("text.packed", "text.encoders", "forecast.kernels")
+        for name in ("text.packed", "text.encoders", "forecast.kernels", "quant")
     },
 }
 
@@ -82,6 +82,7 @@ LATE = {
     "anytorch.lite.moving": "the GPU path needs wgpu, which only those who use it have",
     "anytorch.webgpu": "importing it registers the device; what that needs is loaded by the function that does it",
     "anytorch.forecast.kernels.*": "Triton's kernels are for machines that have Triton",
+    "anytorch.quant.graph_kernels": "Triton's kernels are for machines that have Triton",
     "anytorch.quant.kernels.triton": "Triton's kernels are for machines that have Triton",
     "anytorch.text.encoders.graph_kernels": "Triton's kernels are for machines that have Triton",
     "anytorch.text.encoders.encoder": "quantization is for those who ask for it, our kernels for devices with Triton",

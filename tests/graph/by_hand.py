@@ -96,3 +96,27 @@ def linear(
     if residual:
         made = b.add("add", b.input((rows, columns), dtype), made)
     return b.graph([made])
+
+
+def int8(
+    rows: int, width: int, columns: int, dtype: str, *, group: int = 0, bias: bool = False, after: bool = False
+) -> Graph:
+    """A linear layer whose weight is bytes with scales, in ordinary ops."""
+    b = Builder()
+    x, codes = b.input((rows, width), dtype), b.input((columns, width), "int8")
+    wide = b.add("cast", codes, dtype=dtype if after else "float32")
+    small = b.constant(2.0**-9, "float32")
+    if group:
+        scale = b.input((columns, width // group, 1), "float32")
+        grouped = b.add("mul", b.add("reshape", wide, shape=(columns, width // group, group)), scale)
+        weight = b.add("reshape", grouped, shape=(columns, width))
+    else:
+        weight = wide if after else b.add("mul", wide, b.input((columns, 1), "float32"))
+    if not after and dtype != "float32":
+        weight = b.add("cast", weight, dtype=dtype)
+    made = b.add("matmul", x, b.add("permute", weight, dims=(1, 0)))
+    if after:
+        made = b.add("mul", made, b.input((columns,), dtype))
+    if bias:
+        made = b.add("add", made, b.input((columns,), dtype))
+    return b.graph([b.add("mul", made, b.add("cast", small, dtype=dtype))])

@@ -28,9 +28,15 @@ log = logs.logger(__name__)
 ROOT = Path(__file__).parent.parent
 # Back end → modules that register kernels for it when they are imported. The webgpu device registers its own.
 MODULES: Mapping[str, tuple[str, ...]] = {
-    "cpp": ("anytorch.text.packed.graph_kernels",),
-    "triton": ("anytorch.text.encoders.graph_kernels", "anytorch.forecast.kernels.graph_kernels"),
+    "cpp": ("anytorch.text.packed.graph_kernels", "anytorch.quant.graph_kernels"),
+    "triton": (
+        "anytorch.text.encoders.graph_kernels",
+        "anytorch.forecast.kernels.graph_kernels",
+        "anytorch.quant.graph_kernels",
+    ),
 }
+EARLY: Mapping[str, tuple[str, ...]] = {"wgsl": ("anytorch.gpu.wgsl.matmul",)}  # where those are that are there before
+SOURCES = (".py", ".cpp", ".h")
 
 Launch = Callable[[Sequence[torch.Tensor], torch.Tensor], None]  # what is read, in the match's order; what is written
 
@@ -81,16 +87,21 @@ def _load(module: str) -> None:
 
 
 def version(back: str) -> str:
-    """A digest of the kernels' sources: what was measured with others is not believed."""
+    """A digest of the kernels for a back end: what was measured with others is not believed. Loads none of them."""
     found = hashlib.blake2b(digest_size=8)
-    for kernel in sorted(kernels_for(back), key=lambda one: one.name):
-        found.update(f"\0{kernel.name}\0{_digest(ROOT / kernel.source)}".encode())
+    for part in (*MODULES.get(back, ()), *EARLY.get(back, ())):
+        found.update(_digest(part).encode())
     return found.hexdigest()
 
 
-@lru_cache(maxsize=256)
-def _digest(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes()).hexdigest() if path.is_file() else ""
+@lru_cache(maxsize=64)
+def _digest(module: str) -> str:
+    """Of everything beside a module of ours."""
+    found = hashlib.blake2b(digest_size=8)
+    folder = ROOT.joinpath(*module.split(".")[1:-1])
+    for path in sorted(one for one in folder.rglob("*") if one.suffix in SOURCES):
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 # --- places ------------------------------------------------------------------------------------------------------------

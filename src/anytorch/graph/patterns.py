@@ -51,6 +51,23 @@ def maybe(name_of_op: str, pattern: Pattern, *more: Pattern, name: str = "") -> 
     return either(op(name_of_op, pattern, *more, name=name), pattern)
 
 
+def int8_linear() -> Pattern:
+    """x times a matrix of bytes with a float per row, or per group of a row's columns; a bias may follow.
+
+    Weights w[n, k] = codes[n, k] * scale, with scale [n, 1]; or [n, g, 1] for codes seen as [n, g, k / g] (`grouped`); or
+    the product is scaled (`after`).
+    """
+    codes, scale = given("codes"), given("scale")
+    wide = op("cast", codes)
+    in_groups = op("mul", either(op("reshape", wide), op("cast", op("reshape", codes))), scale, name="groups")
+    scaled = either(op("mul", wide, scale), op("reshape", in_groups, name="grouped"))
+    weight = either(scaled, op("cast", scaled))
+    before = op("matmul", given("x"), op("permute", weight, dims=(1, 0)))
+    after = op("mul", op("matmul", given("x"), op("permute", wide, dims=(1, 0))), scale, name="after")
+    product = either(before, after)
+    return either(op("add", product, given("bias")), product)
+
+
 @dataclass(frozen=True, eq=False)  # it is an attribute of nodes, which have to have a hash
 class Match:
     """A place in a graph that a pattern fits: `tensors` are what it reads, `nodes` the ops that have names, `covered` all

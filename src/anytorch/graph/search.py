@@ -206,7 +206,7 @@ class Search:
             self.kernels.append(verdict)
             winner = site.only(verdict.chosen)
             winners += [] if winner is None else [winner]
-        for said, graph in racing.graphs(self.graph, winners):
+        for said, graph in racing.graphs(self.graph, winners)[: 1 if self.quick else None]:
             found = [replace(one, name=f"{one.name}, {said}") for one in variants(graph, back)]
             yield from found[:1] if self.quick else found
 
