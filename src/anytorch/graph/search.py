@@ -158,9 +158,9 @@ class Search:
         self.digests.clear()
         budget_s = self.time_limit_s
         try:
-            for variant in self._variants(back):
-                self._try(back, variant, programs, refused)
-            for variant in self._by_hand(back, refused):
+            winners = self._winners(back, refused)
+            first, *others = self._variants(back)
+            for variant in (first, *self._by_hand(back, winners), *others):
                 self._try(back, variant, programs, refused)
         except KeyboardInterrupt:
             log.warning("the search was stopped; what was found so far is used")
@@ -190,22 +190,26 @@ class Search:
         ]
         return [found[0], *found[1:][-1:]] if self.quick else found
 
-    def _by_hand(self, back: Back, refused: dict[str, str]) -> Iterator[Variant]:
-        """Variants with hand-written kernels, at the places where one of them is faster than torch."""
-        places = handwritten.sites(self.graph, self.known, back.name, self.device)[: racing.MOST_PLACES]
+    def _winners(self, back: Back, refused: dict[str, str]) -> list[handwritten.Site]:
+        """The places where a hand-written kernel is faster than torch, each with the fastest. This takes little time: they
+        are compiled once for all graphs."""
         winners: list[handwritten.Site] = []
+        places = handwritten.sites(self.graph, self.known, back.name, self.device)[: racing.MOST_PLACES]
         for site in places:
             if self.left_s <= 0:
                 refused[racing.words(places)] = NO_TIME
-                return
+                return []
             facts = {"kernel": f"{PREFIX}{site.part.graph.key}", "sizes": dict(self.known)}
             title = f"{len(site.match.work)} ops by hand, {site.what}"
             asked = self._asked(back, title, {**facts, "sources": handwritten.version(back.name)})
             self.tell(title, 1 - self.left_s / self.time_limit_s)
             verdict = racing.race(site, self.known, self.device, asked, self.clock, _error, self.left_s)
             self.kernels.append(verdict)
-            winner = site.only(verdict.chosen)
-            winners += [] if winner is None else [winner]
+            if (winner := site.only(verdict.chosen)) is not None:
+                winners.append(winner)
+        return winners
+
+    def _by_hand(self, back: Back, winners: Sequence[handwritten.Site]) -> Iterator[Variant]:
         for said, graph in racing.graphs(self.graph, winners)[: 1 if self.quick else None]:
             found = [replace(one, name=f"{one.name}, {said}") for one in variants(graph, back)]
             yield from found[:1] if self.quick else found
