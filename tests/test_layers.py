@@ -58,6 +58,13 @@ SLICES = {
 # Imports that point up, each with its reason. They are literals: nothing above is loaded before it is needed.
 UPWARDS = {
     ("anytorch.devices.webgpu", "anytorch.webgpu"): "a back end's file lends torch its device, and this one is ours",
+    **{
+        (
+            "anytorch.graph.handwritten",
+            f"anytorch.{name}.graph_kernels",
+        ): "a table of who registers hand-written kernels"
+        for name in ("text.packed", "text.encoders", "forecast.kernels", "quant")
+    },
 }
 
 # An own module imported inside a function is a way round a cycle, unless there is another reason, which must be here.
@@ -76,7 +83,9 @@ LATE = {
     "anytorch.lite.moving": "the GPU path needs wgpu, which only those who use it have",
     "anytorch.webgpu": "importing it registers the device; what that needs is loaded by the function that does it",
     "anytorch.forecast.kernels.*": "Triton's kernels are for machines that have Triton",
+    "anytorch.quant.graph_kernels": "Triton's kernels are for machines that have Triton",
     "anytorch.quant.kernels.triton": "Triton's kernels are for machines that have Triton",
+    "anytorch.text.encoders.graph_kernels": "Triton's kernels are for machines that have Triton",
     "anytorch.text.encoders.encoder": "quantization is for those who ask for it, our kernels for devices with Triton",
     "anytorch.text.embed.encoder_device": "the torch encoder imports torch, our own loads a library: one of the two",
     "anytorch.text.embed.engine": "the queue is for those who use it",

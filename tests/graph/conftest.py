@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from anytorch.graph import backs, search
+from anytorch.graph import backs, handwritten, search
 from anytorch.graph.backs import Back
 from anytorch.measured.verdict import Trial
 
@@ -20,7 +20,9 @@ def compiled_once(shared_libraries: object) -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One schedule for every kernel; a program of ours is chosen wherever it is right, fast or not."""
+    """One schedule for every kernel and none by hand; a program of ours is chosen wherever it is right, fast or not."""
+    monkeypatch.setattr(handwritten, "MODULES", {})
+    monkeypatch.setattr(handwritten, "_registered", {})
     plain = backs.back_of
 
     def fewer(device: torch.device) -> tuple[Back | None, str]:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from anytorch.graph import verify
+from anytorch.graph import field, verify
 from anytorch.graph.back import cpp as back
 from anytorch.graph.emit import cpp, triton
 from anytorch.graph.emit.cpp_schedules import Machine, schedules
@@ -23,6 +23,7 @@ from anytorch.graph.lower import lowered
 from anytorch.graph.partition import Partition, partition
 from anytorch.graph.program import Program, Step
 from anytorch.graph.rewrite import rewritten
+from tests.graph.by_hand import int8
 from tests.graph.cases import CASES
 
 CPU = torch.device("cpu")
@@ -96,6 +97,23 @@ def test_the_same_product_is_the_same_in_every_loop() -> None:
         verify.check(graph, {}, Program(cut, [Step(cut.groups[0], kernel, back.prepare(kernel, schedule))]), CPU)
 
 
+@pytest.mark.parametrize("group", [0, 16])
+def test_bytes_are_read_as_weights(group: int) -> None:
+    """Packed weights in ordinary ops: read as bytes, in vectors; their scales come after the product where that is one."""
+    graph = int8(3, 64, 40, "float32", group=group)
+    field.check_same(graph, rewritten(lowered(graph)))
+    cut = partition(rewritten(lowered(graph)), {})
+    assert len(cut.groups) == 1
+    kernel = cut.kernel(cut.groups[0])
+    assert sorted(buffer.dtype for buffer in kernel.buffers).count("int8") == 1
+    offered = back.candidates(kernel, {})
+    assert offered[0].vectors
+    for schedule in (offered[0], offered[-1]):
+        program = Program(cut, [Step(cut.groups[0], kernel, back.prepare(kernel, schedule), schedule.name)])
+        verify.check(graph, {}, partial(program, poison=True), CPU, ("normal", "one-hot"))
+    compile(triton.render(kernel, triton_schedules(kernel, {})[0]), "int8", "exec")
+
+
 def test_whole_numbers_are_summed_by_torch() -> None:
     """A float32 holds 24 bits: sums of ids and counts of many elements would be wrong."""
     b = Builder()
@@ -152,18 +170,20 @@ SCRIPT = """
 import torch
 from dataclasses import replace
 from functools import partial
-from anytorch.graph import verify
+from anytorch.graph import field, verify
 from anytorch.graph.back import triton as back
 from anytorch.graph.lower import lowered
 from anytorch.graph.partition import partition
 from anytorch.graph.program import Program, Step
 from anytorch.graph.rewrite import rewritten
+from tests.graph.by_hand import int8
+from tests.graph.by_hand import int8
 from tests.graph.cases import CASES
 
 CPU = torch.device("cpu")
 done = []
 for name in NAMES:
-    graph, known = CASES[name]()
+    graph, known = CASES[name]() if name in CASES else (int8(3, 64, 40, "float32", group=16), {})
     cut = partition(rewritten(lowered(graph)), known, repeats=REPEATS)
     steps = []
     for group in cut.groups:
@@ -189,7 +209,7 @@ INTERPRETED = [
         "linear with a transposed weight",
         "attention with order",
     ),
-    *("softmax", "layer norm", "rope", "functions", "views", "several outputs"),
+    *("softmax", "layer norm", "rope", "functions", "views", "several outputs", "bytes as weights"),
 ]
 NOT_NUMBERS = """
 import torch

@@ -445,7 +445,8 @@ def test_sums_in_place_are_those_of_the_file(tmp_path: Path) -> None:
     """Tensors of odd lengths and padding between them: the sums a writer makes are those a reader finds."""
     torch.manual_seed(3)
     tensors = {
-        f"t{n}": torch.randint(0, 256, (size,), dtype=torch.uint8) for n, size in enumerate((1, MB - 64, 63, 2 * MB + 7, 0, 5))
+        f"t{n}": torch.randint(0, 256, (size,), dtype=torch.uint8)
+        for n, size in enumerate((1, MB - 64, 63, 2 * MB + 7, 0, 5))
     }
     spill = Spill(tmp_path)
     stored = spill.write(tensors)

@@ -14,6 +14,7 @@ from anytorch.errors import GraphError
 from anytorch.graph import records, reference
 from anytorch.graph.ir import Graph
 from anytorch.graph.partition import least_bytes, moved_bytes
+from anytorch.graph.patterns import PREFIX
 from anytorch.graph.search import Found, Search, Tell
 from anytorch.graph.sizes import names_of, words
 from anytorch.measured.verdict import duration
@@ -170,8 +171,13 @@ def _explained(graph: Graph, key: tuple[Any, ...], found: Found) -> str:
     if found.program is not None:
         by_title = {verdict.question.facts["kernel"]: verdict for verdict in found.kernels}
         for number, step in enumerate(found.program.steps):
+            node = found.program.partition.graph.nodes[step.group.outputs[0]]
+            if step.by_hand is not None:
+                verdict = by_title.get(f"{PREFIX}{node['part'].graph.key}")
+                took = duration(verdict.seconds(step.by_hand.kernel.name)) if verdict else "?"
+                lines.append(f"step {number}: {step.schedule}, {took}, {step.by_hand.kernel.source}")
+                continue
             if step.kernel is None:
-                node = found.program.partition.graph.nodes[step.group.outputs[0]]
                 lines.append(f"step {number}: {node.op} by torch")
                 continue
             verdict = by_title.get(str(step.kernel))

@@ -20,7 +20,7 @@ Attrs = Mapping[str, Any]
 Rule = Callable[[Sequence["Node"], Attrs], tuple[Shape, str]]
 
 # From the narrowest to the widest; a result takes the widest of its operands, two kinds of half precision float32.
-DTYPES = ("bool", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+DTYPES = ("bool", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 HALVES = ("float16", "bfloat16")
 FLOATS = (*HALVES, "float32", "float64")
 
@@ -208,7 +208,7 @@ def _reduce(nodes: Sequence[Node], attrs: Attrs) -> tuple[Shape, str]:
     shape = sizes if attrs.get("keepdim") else [size for place, size in enumerate(x.shape) if place not in dims]
     if how in ("max", "min") and any(x.shape[dim] == 0 for dim in dims):
         raise GraphError(f"reduction: {how} of {words(x.shape)} is invalid: there is nothing to compare")
-    whole = x.dtype in ("bool", "int32") and how == "sum"
+    whole = x.dtype in ("bool", "int8", "int32") and how == "sum"
     return tuple(shape), "int64" if whole else x.dtype
 
 
@@ -393,6 +393,15 @@ def _attention(nodes: Sequence[Node], attrs: Attrs) -> tuple[Shape, str]:
     return (*q.shape[:3], v.shape[3]), q.dtype
 
 
+def _handwritten(nodes: Sequence[Node], attrs: Attrs) -> tuple[Shape, str]:
+    """What a kernel of `handwritten` computes of its arguments; `part` is the match that says what that is."""
+    known(attrs, "handwritten", "kernel", "at", "part")
+    result = getattr(attrs.get("part"), "result", None)
+    if result is None:
+        raise GraphError("handwritten is invalid: only a search puts such nodes into a graph")
+    return result.shape, result.dtype
+
+
 OPS: dict[str, Op] = {
     op.name: op
     for op in (
@@ -417,5 +426,6 @@ OPS: dict[str, Op] = {
         Op("layer_norm", "composite", _norm("layer_norm", 3)),
         Op("rope", "composite", _rope),
         Op("attention", "composite", _attention),
+        Op("handwritten", "composite", _handwritten),
     )
 }

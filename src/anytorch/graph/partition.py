@@ -16,7 +16,7 @@ from anytorch.graph.loops import Kernel, Reduction, kernel_of
 from anytorch.graph.ops import HALVES
 from anytorch.graph.sizes import Shape, at, row_major, shape_at
 
-ITEM_BYTES = {"bool": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+ITEM_BYTES = {"bool": 1, "int8": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 ONE_TILE = 256  # columns that one tile can cover: what is computed for a tile is computed once for all of these
 NARROW = 64  # columns of a product that is computed again beside every tile of a wider one
 MOST_BUFFERS = 24  # of a kernel, where a back end does not bind fewer

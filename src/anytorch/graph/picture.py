@@ -23,10 +23,10 @@ def draw(graph: Graph, program: Program | None) -> str:
     groups: dict[int, tuple[int, str]] = {}
     legend: list[tuple[str, str]] = []
     for number, step in enumerate(program.steps if program is not None else ()):
-        colour = PLAIN if step.kernel is None else COLOURS[number % len(COLOURS)]
+        colour = PLAIN if not step.ours else COLOURS[number % len(COLOURS)]
         for member in step.group.nodes:
             groups[member] = (number, colour)
-        said = step.schedule if step.kernel is not None else "torch"
+        said = step.schedule if step.ours else "torch"
         legend.append((colour, f"{number}: {said}"))
     # Numbers that are constants are left out.
     drawn = {number: node for number, node in shown if node.op != "constant"}
@@ -70,6 +70,8 @@ def draw(graph: Graph, program: Program | None) -> str:
 def _title(node: Node) -> str:
     if node.op == "input":
         return f"input {node['index']}"
+    if node.op == "handwritten":
+        return str(node["kernel"])
     return f"{node['how']} over {words(node['dims'])}" if node.op == "reduce" else node.op
 
 

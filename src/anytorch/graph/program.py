@@ -9,6 +9,7 @@ import torch
 
 from anytorch.graph import reference
 from anytorch.graph.back.cpp import Launch
+from anytorch.graph.handwritten import ByHand
 from anytorch.graph.loops import Kernel
 from anytorch.graph.partition import Group, Partition, shown, sources
 from anytorch.graph.sizes import shape_at
@@ -18,13 +19,18 @@ _Plan = tuple[dict[str, int], list[list[tuple[int, tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class Step:
-    """One group of a program: a kernel that is launched, or (None) a node that torch computes."""
+    """One group of a program: a kernel that is launched, generated or written by hand, or (None) a node for torch."""
 
     group: Group
     kernel: Kernel | None = None
     launch: Launch | None = None
     schedule: str = ""
     text: str = ""
+    by_hand: ByHand | None = None
+
+    @property
+    def ours(self) -> bool:
+        return self.kernel is not None or self.by_hand is not None
 
 
 class Program:
@@ -59,7 +65,7 @@ class Program:
         device = tensors[0].device if tensors else torch.device("cpu")
         values = {number: tensor.contiguous() for number, tensor in zip(graph.inputs, tensors, strict=True)}
         for step, made, drops in zip(self.steps, made_of, self._drops, strict=True):
-            if step.launch is None or step.kernel is None:
+            if not step.ours:
                 (number,) = step.group.outputs
                 node = graph.nodes[number]
                 args = [self._view(arg, values, known, device) for arg in node.args]
@@ -70,7 +76,12 @@ class Program:
                     values[number] = torch.empty(shape, dtype=dtype, device=device)
                     if poison:
                         values[number].fill_(torch.nan if dtype.is_floating_point else 113)
-                step.launch([values[buffer.node] for buffer in step.kernel.buffers], known)
+                if step.launch is not None and step.kernel is not None:
+                    step.launch([values[buffer.node] for buffer in step.kernel.buffers], known)
+                elif step.by_hand is not None:
+                    (number,) = step.group.outputs
+                    args = [self._view(arg, values, known, device) for arg in graph.nodes[number].args]
+                    step.by_hand(args, values[number])
             for number in drops:
                 values.pop(number, None)
         return [self._view(number, values, known, device) for number in graph.outputs]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from anytorch import logs, settings
 from anytorch.errors import GraphError
 from anytorch.files import replace_file
+from anytorch.graph import patterns
 from anytorch.graph.back import saving
 from anytorch.graph.ir import Graph
 from anytorch.graph.partition import least_bytes, moved_bytes
@@ -41,7 +42,8 @@ MOST_ERROR = 8
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the chosen program: a generated kernel, or an op that torch computes (then `text` is empty)."""
+    """A step of the chosen program: a generated kernel; a hand-written one (then `text` is empty and `source` its file below
+    src/anytorch); or an op that torch computes (then both are empty)."""
 
     ops: tuple[str, ...]
     schedule: str = ""
@@ -49,6 +51,7 @@ class Step:
     seconds: float | None = None
     language: str = ""
     text: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Record:
             raise ValueError(f"format {body['format']!r}, not {FORMAT}")
         texts = [body[name] for name in ("title", "graph_key", "picture")] + list(body["kernel_keys"])
         steps = tuple(Step(**{**one, "ops": tuple(one["ops"])}) for one in body["steps"])
-        texts += [text for one in steps for text in (*one.ops, one.schedule, one.language, one.text)]
+        texts += [text for one in steps for text in (*one.ops, one.schedule, one.language, one.text, one.source)]
         numbers = [body["least_nbytes"], *(number for one in steps for number in (one.nbytes, one.seconds))]
         if not all(isinstance(text, str) for text in texts) or not isinstance(body["graph"]["nodes"], list):
             raise TypeError("a field of the wrong kind")
@@ -158,7 +161,14 @@ def _steps(found: Found, known: Mapping[str, int]) -> tuple[Step, ...]:
     by_kernel = {verdict.question.facts["kernel"]: verdict for verdict in found.kernels}
     made = []
     for step in found.program.steps:
-        ops = tuple(nodes[number].op for number in sorted(step.group.nodes))
+        ops = tuple(op for number in sorted(step.group.nodes) for op in patterns.ops_of(nodes[number]))
+        if step.by_hand is not None:
+            node, kernel = nodes[step.group.outputs[0]], step.by_hand.kernel
+            verdict = by_kernel.get(f"{patterns.PREFIX}{node['part'].graph.key}")
+            seconds = None if verdict is None else verdict.seconds(kernel.name)
+            nbytes = patterns.moved_bytes(node, known)
+            made.append(Step(ops, step.schedule, nbytes, seconds, kernel.back, source=kernel.source))
+            continue
         if step.kernel is None:
             made.append(Step(ops))
             continue

@@ -2,6 +2,7 @@
 
     variants     what is fused, what is left to the library, which rewrites are used; the first gate proves each (`field`)
     kernels      every kernel's schedules are compiled, compared with float64 and timed (`measured`)
+    by hand      where registered kernels (`handwritten`) beat torch, variants that have them (`racing`)
     programs     each variant with its best schedules passes the second gate (`verify`) and is timed beside eager torch
 
 Eager torch is always a candidate, so the result is never slower. What was chosen is remembered by graph, sizes and machine;
@@ -23,7 +24,7 @@ import torch
 from anytorch import logs
 from anytorch.errors import WrongAnswer
 from anytorch.graph import field as finite_field
-from anytorch.graph import reference, verify
+from anytorch.graph import handwritten, racing, reference, verify
 from anytorch.graph.backs import Back, back_of
 from anytorch.graph.clock import Clock
 from anytorch.graph.emit.schedule import Schedule
@@ -31,6 +32,7 @@ from anytorch.graph.ir import Builder, Graph
 from anytorch.graph.loops import Kernel
 from anytorch.graph.lower import lowered
 from anytorch.graph.partition import Group, Partition, moved_bytes, partition
+from anytorch.graph.patterns import OP, PREFIX
 from anytorch.graph.program import Program, Step
 from anytorch.graph.rewrite import rewritten, split_products, split_softmax
 from anytorch.graph.shrink import shrunk
@@ -104,7 +106,7 @@ def code_version() -> str:
     return found.hexdigest()
 
 
-def question(graph: Graph, known: Mapping[str, int], device: torch.device, quick: bool) -> Question:
+def question(graph: Graph, known: Mapping[str, int], device: torch.device, quick: bool, back: str) -> Question:
     sizes = ", ".join(f"{name}={known[name]}" for name in sorted(known))
     ops = len([node for _, node in graph if node.op != "input"])
     title = f"{graph.key[:8]}: {ops} ops{f', {sizes}' if sizes else ''}"
@@ -113,6 +115,7 @@ def question(graph: Graph, known: Mapping[str, int], device: torch.device, quick
         "sizes": dict(known),
         "threads": torch.get_num_threads(),
         "code": code_version(),
+        "handwritten": handwritten.version(back),
         "quick": quick,
     }
     return Question.of(KIND, title, str(device), **facts)
@@ -145,7 +148,7 @@ class Search:
         back, why = back_of(self.device)
         if back is None:
             return Found(None, None, why=why)
-        asked = question(self.graph, self.known, self.device, self.quick)
+        asked = question(self.graph, self.known, self.device, self.quick, back.name)
         verdict = recall(asked, budget_s=self.time_limit_s)  # one that was cut short holds for who has no more time
         if verdict is not None:
             found = self._again(back, verdict)
@@ -157,7 +160,9 @@ class Search:
         self.kernels.clear()
         budget_s = self.time_limit_s
         try:
-            for variant in self._variants(back):
+            winners = self._winners(back, refused)
+            first, *others = self._variants(back)
+            for variant in (first, *self._by_hand(back, winners), *others):
                 self._try(back, variant, programs, refused)
         except KeyboardInterrupt:
             log.warning("the search was stopped; what was found so far is used")
@@ -188,6 +193,30 @@ class Search:
         ]
         return [found[0], *found[1:][-1:]] if self.quick else found
 
+    def _winners(self, back: Back, refused: dict[str, str]) -> list[handwritten.Site]:
+        """The places where a hand-written kernel is faster than torch, each with the fastest. This takes little time: they
+        are compiled once for all graphs."""
+        winners: list[handwritten.Site] = []
+        places = handwritten.sites(self.graph, self.known, back.name, self.device)[: racing.MOST_PLACES]
+        for site in places:
+            if self.left_s <= 0:
+                refused[racing.words(places)] = NO_TIME
+                return []
+            facts = {"kernel": f"{PREFIX}{site.part.graph.key}", "sizes": dict(self.known)}
+            title = f"{len(site.match.work)} ops by hand, {site.what}"
+            asked = self._asked(back, title, {**facts, "sources": handwritten.version(back.name)})
+            self.tell(title, 1 - self.left_s / self.time_limit_s)
+            verdict = racing.race(site, self.known, self.device, asked, self.clock, _error, self.left_s)
+            self.kernels.append(verdict)
+            if (winner := site.only(verdict.chosen)) is not None:
+                winners.append(winner)
+        return winners
+
+    def _by_hand(self, back: Back, winners: Sequence[handwritten.Site]) -> Iterator[Variant]:
+        for said, graph in racing.graphs(self.graph, winners)[: 1 if self.quick else None]:
+            found = [replace(one, name=f"{one.name}, {said}") for one in variants(graph, back)]
+            yield from found[:1] if self.quick else found
+
     def _try(self, back: Back, variant: Variant, programs: dict[str, Program], refused: dict[str, str]) -> None:
         if programs and self.left_s <= 0:
             refused[variant.name] = NO_TIME
@@ -195,7 +224,7 @@ class Search:
         try:
             self._prove(variant)
             program = self._built(back, variant)
-            if all(step.kernel is None for step in program.steps):
+            if not any(step.ours for step in program.steps):
                 return  # nothing of ours in it
             verify.check(self.graph, self.known, partial(program, poison=True), self.device)
             self.digests[variant.name] = verify.digest(program, self.graph, self.known, self.device)
@@ -211,7 +240,7 @@ class Search:
 
     def _prove(self, variant: Variant) -> None:
         """The first gate, on small sizes: is this variant the same function?"""
-        small = shrunk(self.graph, variant.graph)
+        small = shrunk(lowered(self.graph), lowered(handwritten.inlined(variant.graph)))
         try:
             finite_field.check_same(*small)
         except finite_field.Unfit as exc:
@@ -227,7 +256,11 @@ class Search:
 
     def _step(self, back: Back, cut: Partition, group: Group, then: str) -> Step:
         if group.library:
-            return Step(group)
+            node = cut.graph.nodes[group.outputs[0]]
+            if node.op != OP:
+                return Step(group)
+            made = handwritten.ready_for(node, self.known, back.name, self.device)
+            return Step(group, schedule=made.kernel.said, by_hand=made)
         kernel = cut.kernel(group)
         asked = self._kernel_question(back, group, kernel)
         if then:
@@ -242,10 +275,12 @@ class Search:
         return Step(group, kernel, back.prepare(kernel, schedule), schedule.name, back.render(kernel, schedule))
 
     def _kernel_question(self, back: Back, group: Group, kernel: Kernel) -> Question:
-        facts = {"kernel": str(kernel), "buffers": str(kernel.buffers), "sizes": dict(self.known), "back": back.name}
-        title = f"{len(group.nodes)} ops, {moved_bytes(kernel, self.known) / 2**20:.3g} MiB"
-        threads = torch.get_num_threads()
-        return Question.of(KERNEL_KIND, title, str(self.device), threads=threads, code=code_version(), **facts)
+        facts = {"kernel": str(kernel), "buffers": str(kernel.buffers), "sizes": dict(self.known)}
+        return self._asked(back, f"{len(group.nodes)} ops, {moved_bytes(kernel, self.known) / 2**20:.3g} MiB", facts)
+
+    def _asked(self, back: Back, title: str, facts: Mapping[str, Any]) -> Question:
+        more = {**facts, "back": back.name, "threads": torch.get_num_threads(), "code": code_version()}
+        return Question.of(KERNEL_KIND, title, str(self.device), **more)
 
     def _tuned(
         self,
@@ -354,7 +389,7 @@ class Search:
             return Ready(partial(run, inputs), timed=timed, facts=facts)
 
         def steps(program: Program) -> list[dict[str, Any]]:
-            return [{"nodes": sorted(step.group.nodes), "schedule": step.schedule} for step in program.steps]
+            return [_step_facts(program.partition.graph, step) for step in program.steps]
 
         plain = self.plain or partial(reference.evaluate, self.graph)
         runs = [Candidate(EAGER, partial(ready, plain, {}))]
@@ -381,11 +416,12 @@ class Search:
         """
         if verdict.chosen == EAGER:
             return Found(None, verdict)
-        variant = next((one for one in variants(self.graph, back) if one.name == verdict.chosen), None)
-        if variant is None:
-            return None
         try:
             facts = next(one.facts for one in verdict.trials if one.name == verdict.chosen)
+            made = [("", self.graph), *racing.again(self.graph, self.known, back.name, self.device, facts["steps"])]
+            named = {f"{v.name}, {said}" if said else v.name: v for said, graph in made for v in variants(graph, back)}
+            if (variant := named.get(verdict.chosen)) is None:
+                return None
             program = self._built(back, variant, [step["schedule"] for step in facts["steps"]])
             run = partial(program, poison=True)
             if verify.digest(run, self.graph, self.known, self.device) != facts["digest"]:
@@ -394,6 +430,12 @@ class Search:
             log.warning("a remembered program is not used, and searched for again: %s", exc)
             return None
         return Found(program, verdict, tuple(self.kernels))
+
+
+def _step_facts(graph: Graph, step: Step) -> dict[str, Any]:
+    """What is remembered of a step: `at` is the node of the searched graph that a hand-written kernel computes."""
+    facts = {"nodes": sorted(step.group.nodes), "schedule": step.schedule}
+    return facts if step.by_hand is None else {**facts, "at": graph.nodes[step.group.outputs[0]]["at"]}
 
 
 def _never() -> Any:

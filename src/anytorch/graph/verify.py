@@ -53,6 +53,8 @@ def _tensor(
     generator = torch.Generator(home).manual_seed(seed * 1009 + place)
     if node.dtype not in FLOATS:
         low, high = (0, 2) if node.dtype == "bool" else (1, max(2, _least_table(graph, known)))
+        if node.dtype == "int8":  # weights, not ids
+            low, high = -127, 128
         tensor = torch.randint(low, high, shape, generator=generator, device=home)
     elif kind == "one-hot":
         tensor = torch.zeros(shape, device=home)

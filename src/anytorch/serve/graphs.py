@@ -51,6 +51,7 @@ def whole(record: Record) -> schemas.WholeGraph:
             seconds=one.seconds,
             language=one.language or None,
             text=one.text or None,
+            source=one.source or None,
         )
         for one in record.steps
     ]
@@ -70,7 +71,7 @@ def summary_of(record: Record) -> schemas.Graph:
     told = choice_of(record.verdict)
     told.title, told.sizes = record.title, record.sizes
     told.speedup = round(record.speedup, 2) if record.speedup else None
-    told.kernels = sum(bool(one.text) for one in record.steps)
+    told.kernels = sum(bool(one.text or one.source) for one in record.steps)
     told.picture = f"/v1/graphs/{record.key}/picture.svg"
     return told
 

@@ -460,7 +460,7 @@ class Graph(Answer):
 
 
 class GraphStep(Answer):
-    """A generated kernel, or ops that torch computes (no text)."""
+    """A generated kernel, a hand-written one (a source file, no text), or ops that torch computes (neither)."""
 
     ops: list[str]
     schedule: str | None = None
@@ -468,6 +468,7 @@ class GraphStep(Answer):
     seconds: float | None = None
     language: str | None = None
     text: str | None = None
+    source: str | None = None
 
 
 class WholeGraph(Graph):

@@ -10,6 +10,7 @@ import torch
 from anytorch.gpu.launch import Plan, grid
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
+from anytorch.graph import handwritten
 from anytorch.graph.backs import Back, Launch, register
 from anytorch.graph.emit import wgsl
 from anytorch.graph.emit.schedule import Schedule
@@ -18,6 +19,7 @@ from anytorch.graph.emit.wgsl_schedules import schedules
 from anytorch.graph.loops import Kernel
 from anytorch.graph.partition import MOST_BUFFERS
 from anytorch.webgpu.folds import has_subgroups
+from anytorch.webgpu.graph_kernels import KERNELS
 from anytorch.webgpu.tensors import NAME
 
 BINDS = "max-storage-buffers-per-shader-stage"
@@ -87,3 +89,4 @@ def _nothing(
 
 def register_back() -> None:
     register(NAME, back)
+    handwritten.register(*KERNELS)

@@ -12,7 +12,7 @@ from anytorch.counts import counted
 from anytorch.errors import CacheError, OutputError, UsageError
 
 if TYPE_CHECKING:
-    from anytorch.graph.records import Record
+    from anytorch.graph.records import Record, Step
 
 SHOWN = 12  # digits of a key in a table
 # Which options and how many keys an action takes.
@@ -94,7 +94,7 @@ def summary_of(one: Record) -> dict[str, Any]:
         "seconds": one.seconds,
         "eager_s": one.eager_s,
         "speedup": one.speedup,
-        "kernels": sum(bool(step.text) for step in one.steps),
+        "kernels": sum(bool(step.text or step.source) for step in one.steps),
     }
 
 
@@ -175,7 +175,7 @@ def tell(one: Record, output: Output, *, texts: bool) -> None:
             str(len(step.ops)),
             "" if step.nbytes is None else f"{step.nbytes / 2**20:.4g}",
             "" if step.seconds is None else duration(step.seconds),
-            f"{step.language}: {step.schedule}" if step.text else f"{', '.join(step.ops)} by torch",
+            how_of(step),
         )
         for number, step in enumerate(one.steps)
     ]
@@ -187,6 +187,13 @@ def tell(one: Record, output: Output, *, texts: bool) -> None:
         if step.text:
             output.heading(f"step {number}, {step.language}")
             output.text(step.text.rstrip("\n"))
+
+
+def how_of(step: Step) -> str:
+    """By which kernel a step is computed, in words."""
+    if step.source:
+        return f"{step.schedule}, {step.source}"
+    return f"{step.language}: {step.schedule}" if step.text else f"{', '.join(step.ops)} by torch"
 
 
 def write(path: Path, picture: str) -> None:

@@ -90,6 +90,7 @@ class Work:
     residual: Tensor | None = None
     gated: bool = False
     per_head: int = 0  # so many columns in a row share one of x's parts of `width` values
+    epsilon: float = EPS  # of the norm
 
     @property
     def product(self) -> Product:
@@ -209,7 +210,7 @@ def constants(work: Work, way: Cut) -> dict[str, Any]:
     width = work.weight.shape[1]
     return {
         "WIDTH": width,
-        "EPSILON": EPS,
+        "EPSILON": work.epsilon,
         "NORM": work.norm is not None,
         "BIAS": work.bias is not None,
         "RESIDUAL": work.residual is not None,

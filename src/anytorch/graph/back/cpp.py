@@ -69,6 +69,18 @@ def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
     return launch
 
 
+def launcher(function: Any, sizes: Sequence[int], items: int) -> Callable[[Sequence[int | None]], None]:
+    """How a kernel of a library is launched, given its buffers' addresses: several threads call `function` with them, the
+    sizes, and the first and last of some of its `items` of work."""
+    run, address = _pool(settings.cache_folder(), settings.get("simd")), ctypes.cast(function, ctypes.c_void_p)
+    numbers = (ctypes.c_int64 * max(1, len(sizes)))(*sizes)
+
+    def launch(addresses: Sequence[int | None]) -> None:
+        run(address, (ctypes.c_void_p * len(addresses))(*addresses), numbers, items, torch.get_num_threads())
+
+    return launch
+
+
 def compile_ahead(
     kernel: Kernel, schedules: Sequence[Schedule], tensors: Sequence[torch.Tensor], known: Mapping[str, int]
 ) -> None:

@@ -285,7 +285,7 @@ class _Writer:
         place = f"b{expr.buffer} + {self.index(expr.index, point)}"
         if lane is None:
             return f"get({place})"
-        if expr.dtype not in ops.FLOATS and expr.dtype != "bool":
+        if expr.dtype not in ops.FLOATS and expr.dtype not in ("bool", "int8"):
             raise CannotVectorize("whole numbers are read as vectors of floats, which do not hold all of them")
         step, count = expr.index.step(lane), self.left.get(lane)
         if step == 1:

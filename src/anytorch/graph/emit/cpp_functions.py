@@ -11,6 +11,7 @@ from anytorch.graph.sizes import Size, SizeLike
 
 TYPES = {
     "bool": "bool",
+    "int8": "int8_t",
     "int32": "int32_t",
     "int64": "int64_t",
     "float16": "f16",

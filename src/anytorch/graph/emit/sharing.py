@@ -44,7 +44,7 @@ def together(kernel: Kernel, first: Reduction, done: Iterable[object], bound: fr
 
 def whole_numbers(one: Reduction) -> bool:
     """Does it fold integers? Emitters that fold in float32 must not."""
-    return any(body.dtype in ("int32", "int64") for body in one.bodies)
+    return any(body.dtype in ("int8", "int32", "int64") for body in one.bodies)
 
 
 def maxima(one: Reduction, group: Sequence[Reduction]) -> list[Reduction]:

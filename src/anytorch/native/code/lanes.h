@@ -38,6 +38,7 @@ INLINE float get(const f16* p) {
   return value;
 #endif
 }
+INLINE whole get(const int8_t* p) { return *p; }
 INLINE whole get(const int32_t* p) { return *p; }
 INLINE whole get(const int64_t* p) { return *p; }
 INLINE whole get(const bool* p) { return *p; }
@@ -67,6 +68,7 @@ INLINE void put(float* p, float v) { *p = v; }
 INLINE void put(double* p, float v) { *p = v; }
 INLINE void put(bf16* p, float v) { p->bits = to_bf16(v); }
 INLINE void put(f16* p, float v) { p->bits = to_f16(v); }
+INLINE void put(int8_t* p, whole v) { *p = (int8_t)v; }
 INLINE void put(int32_t* p, whole v) { *p = (int32_t)v; }
 INLINE void put(int64_t* p, whole v) { *p = v; }
 INLINE void put(bool* p, whole v) { *p = v != 0; }
@@ -92,6 +94,17 @@ INLINE vf lanes(const f16* p) {
 #else
   vf v;
   for (int i = 0; i < W; i++) v[i] = get(p + i);
+  return v;
+#endif
+}
+INLINE vf lanes(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+  vf v;
+  for (int i = 0; i < W; i++) v[i] = (float)p[i];
   return v;
 #endif
 }

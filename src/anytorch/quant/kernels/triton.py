@@ -156,11 +156,9 @@ class ManyRows(Kernel):
 
     def prepare(self, weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Prepared:
         source = _source()
-        tensors, constants = arguments(weight, bias)
+        tensors, options, blocks = self.launch(weight, bias)
         rows, columns = weight.rows, weight.columns
         groups = weight.parts["scale"].shape[1]
-        blocks = -(-rows // self.columns)
-        options = {**constants, "BLOCK_N": self.columns, "BLOCK_B": self.block_bytes, "num_warps": self.warps}
         precision = "ieee" if dtype == torch.float32 else "tf32"  # of no effect on 16-bit inputs
 
         def run(x: torch.Tensor) -> torch.Tensor:
@@ -173,6 +171,12 @@ class ManyRows(Kernel):
             return out
 
         return Prepared(run)
+
+    def launch(self, weight: QuantTensor, bias: torch.Tensor | None) -> tuple[list[Any], dict[str, Any], int]:
+        """The kernel's tensors, its options, and how many programs stand side by side."""
+        tensors, constants = arguments(weight, bias)
+        options = {**constants, "BLOCK_N": self.columns, "BLOCK_B": self.block_bytes, "num_warps": self.warps}
+        return tensors, options, -(-weight.rows // self.columns)
 
 
 class UnpackFirst(Kernel):

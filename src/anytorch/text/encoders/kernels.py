@@ -128,16 +128,28 @@ def fits(longest: int, head_width: int, blocks: int = 0) -> bool:
 
 
 def attend_short(
-    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, *, window: int, causal: bool, blocks: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
+    longest: int,
+    *,
+    window: int,
+    causal: bool,
+    blocks: int = 0,
+    scale: float | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Attention of every text within itself, as `Packed.attend`, for texts that `fits`.
+    """Attention of every text within itself, as `Packed.attend`, for texts that `fits`; written to `out` if it is given.
 
     Where the longest has more than BLOCK tokens, `blocks` warps take each text block by block; 0: in one tile that holds
-    the longest.
+    the longest. Scores are multiplied by `scale`, 1 / sqrt(width) by default.
     """
     assert q.stride(2) == k.stride(2) == v.stride(2) == 1, "the features of a head lie side by side"
     tokens, heads, width = q.shape
-    out = torch.empty((tokens, heads, width), dtype=q.dtype, device=q.device)
+    scale = width**-0.5 if scale is None else scale
+    if out is None:
+        out = torch.empty((tokens, heads, width), dtype=q.dtype, device=q.device)
     strides = (
         q.stride(0), k.stride(0), v.stride(0), out.stride(0), q.stride(1), k.stride(1), v.stride(1), out.stride(1),
     )  # fmt: skip
@@ -145,12 +157,12 @@ def attend_short(
     grid = (starts.shape[0] - 1, heads)
     if blocks and longest > BLOCK:
         _attention_in_blocks[grid](
-            q, k, v, out, starts, width**-0.5, window, *strides, BLOCK=BLOCK, num_warps=blocks, **kinds
+            q, k, v, out, starts, scale, window, *strides, BLOCK=BLOCK, num_warps=blocks, **kinds
         )
         return out
     tile = tile_for(longest)
     warps = 1 if tile * width <= 1024 else 2 if tile <= 64 else 4
-    _attention[grid](q, k, v, out, starts, width**-0.5, window, *strides, TILE=tile, num_warps=warps, **kinds)
+    _attention[grid](q, k, v, out, starts, scale, window, *strides, TILE=tile, num_warps=warps, **kinds)
     return out
 
 
@@ -179,12 +191,17 @@ def add_norm(x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
     """`norm(x + y)` in one pass, for x and y [tokens, width]; the sum is not rounded in between."""
     assert isinstance(norm, nn.LayerNorm), norm
     x, y = x.contiguous(), y.contiguous()
-    rows, width = x.shape
     out = torch.empty_like(x)
+    add_norm_into(out, x, y, norm.weight, norm.bias, norm.eps)
+    return out
+
+
+def add_norm_into(out: Tensor, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> None:
+    """The same with the norm's parts; out, x and y are contiguous."""
+    rows, width = x.shape
     tile = triton.next_power_of_2(width)
     together = max(1, 2048 // tile)
     _add_norm[(triton.cdiv(rows, together),)](
-        x, y, norm.weight, norm.weight if norm.bias is None else norm.bias, out, rows, width, norm.eps,
-        HAS_BIAS=norm.bias is not None, ROWS=together, TILE=tile, num_warps=4,
+        x, y, weight, weight if bias is None else bias, out, rows, width, epsilon,
+        HAS_BIAS=bias is not None, ROWS=together, TILE=tile, num_warps=4,
     )  # fmt: skip
-    return out

@@ -39,6 +39,7 @@ function byReason(candidates) {
 }
 
 /** What one step of a program is, in words: a kernel's ops and schedule, or what torch computes. */
-export function stepWords({ ops, schedule, text }) {
+export function stepWords({ ops, schedule, text, source }) {
+  if (source) return `${schedule}, ${source}`;
   return text ? `${ops.length === 1 ? ops[0] : `${ops.length} ops in one kernel`}, ${schedule}` : `${ops.join(", ")} by torch`;
 }

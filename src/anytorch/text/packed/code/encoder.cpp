@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "memory.h"
+#include "norm.h"
 #include "pool.h"
 
 #define API extern "C" __attribute__((visibility("default")))
@@ -116,36 +117,10 @@ struct Call {  // one group of sequences of one run
 
 // --- rows ----------------------------------------------------------------------------------------------------------
 
-static void normalise_row(const float* x, float* y, int width, const Norm& norm, float eps, bool rms) {
-  // Widths that are no multiple of the vector are finished by single floats, after the vectors, always in this order.
-  int whole = width / W * W;
-  float mean = 0.0f;
-  if (!rms) {
-    vf total = vf{};
-    for (int i = 0; i < whole; i += W) total += load(x + i);
-    mean = sum(total);
-    for (int i = whole; i < width; i++) mean += x[i];
-    mean /= width;
-  }
-  vf squares = vf{};
-  for (int i = 0; i < whole; i += W) {
-    vf d = load(x + i) - mean;
-    squares = fma(d, d, squares);
-  }
-  float variance = sum(squares);
-  for (int i = whole; i < width; i++) variance += (x[i] - mean) * (x[i] - mean);
-  float scale = 1.0f / std::sqrt(variance / width + eps);
-  const float* weight = norm.weight.data();
-  const float* bias = norm.bias.data();
-  for (int i = 0; i < whole; i += W) {
-    vf d = (load(x + i) - mean) * scale;
-    store(y + i, bias ? fma(d, load(weight + i), load(bias + i)) : d * load(weight + i));
-  }
-  for (int i = whole; i < width; i++) y[i] = (x[i] - mean) * scale * weight[i] + (bias ? bias[i] : 0.0f);
-}
-
 static void normalise_rows(const Encoder& e, const Norm& norm, const float* x, float* y, int rows) {
-  for (int r = 0; r < rows; r++) normalise_row(x + r * e.x_stride(), y + r * e.x_stride(), e.s.width, norm, e.s.eps, e.s.rms_norm);
+  const float *weight = norm.weight.data(), *bias = norm.bias.data();
+  for (int r = 0; r < rows; r++)
+    normalise_row(x + r * e.x_stride(), y + r * e.x_stride(), e.s.width, weight, bias, e.s.eps, e.s.rms_norm);
 }
 
 static void embed(const Encoder& e, const Call& call, int sequence, Arena& arena) {
@@ -158,7 +133,7 @@ static void embed(const Encoder& e, const Call& call, int sequence, Arena& arena
                         : e.added_rows == 1 ? e.added.data()
                                             : e.added.data() + size_t(e.s.position_offset + t) * width;
     for (int i = 0; i < width; i++) x[i] = more ? word[i] + more[i] : word[i];
-    if (e.embed_norm.there()) normalise_row(x, x, width, e.embed_norm, e.s.eps, e.s.rms_norm);
+    if (e.embed_norm.there()) normalise_row(x, x, width, e.embed_norm.weight.data(), e.embed_norm.bias.data(), e.s.eps, e.s.rms_norm);
   }
 }
 
