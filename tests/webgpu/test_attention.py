@@ -83,19 +83,20 @@ def test_split_keys(webgpu: Any, manner: str, monkeypatch: pytest.MonkeyPatch, s
     from anytorch.webgpu.ops import attention
 
     monkeypatch.setattr(attention, "has_subgroups", lambda runtime: subgroups and "subgroup" in runtime.features)
-    agree(split, *operands(2, 2, 1, 300, 64, grad=False), atol=1e-4)
+    agree(split, *operands(2, 2, 1, 300, 32, grad=False), atol=1e-4)
     agree(split, *operands(10, 1, 1, 257, 12, grad=False), atol=1e-4)  # more lines than a workgroup takes
-    agree(split, *operands(2, 1, 2, 270, 4, grad=False), atol=1e-4)
-    agree(split, *operands(4, 2, 1, 300, 32, torch.float16, grad=False), rtol=1e-2, atol=1e-2)
-    agree(split, *operands(4, 2, 1, 300, 32, torch.bfloat16, grad=False), rtol=5e-2, atol=5e-2)
     agree(split, *operands(1, 1, 1, 5000, 8, grad=False), atol=1e-4)  # more parts than threads
     hidden = make(2, 1, 3, 300) > 0
     hidden[:, :, 1] = False
     hidden[:, :, 2, :290] = False  # whole parts without a key to look at
     agree(split, *operands(4, 2, 3, 300, 8, grad=False), hidden, atol=1e-4)
-    agree(split, *operands(4, 2, 3, 300, 8, grad=False), make(3, 300), atol=1e-4)
-    q, k, v = operands(4, 2, 2, 300, 8)
-    agree(run, q, k, v, atol=1e-4)
+    if subgroups:  # what follows does not depend on them, and every line is a shader to compile
+        agree(split, *operands(2, 1, 2, 270, 4, grad=False), atol=1e-4)
+        agree(split, *operands(4, 2, 1, 300, 8, torch.float16, grad=False), rtol=1e-2, atol=1e-2)
+        agree(split, *operands(4, 2, 1, 300, 8, torch.bfloat16, grad=False), rtol=5e-2, atol=5e-2)
+        agree(split, *operands(4, 2, 3, 300, 8, grad=False), make(3, 300), atol=1e-4)
+        q, k, v = operands(4, 2, 2, 300, 8)
+        agree(run, q, k, v, atol=1e-4)
     known = {kernel.form for kernel in open_runtime().programs._programs if isinstance(kernel, Attention)}
     assert {"split", "join"} <= known
 
@@ -112,12 +113,12 @@ def test_forms_of_gpus(fresh_plans: None, monkeypatch: pytest.MonkeyPatch, form:
         return used[-1]
 
     monkeypatch.setattr(attention, "_kernel", kernel)
-    agree(run, *operands(2, 1, 21, 37, 32, grad=False), atol=1e-4)
+    agree(run, *operands(2, 1, 21, 37, 8, grad=False), atol=1e-4)  # wider heads take seconds to compile
     agree(lambda q, k, v: run(q, k, v, is_causal=True), *operands(2, 2, 21, 21, 12, grad=False), atol=1e-4)
     hidden = make(2, 1, 5, 300) > 0
     hidden[:, :, 1] = False
     agree(lambda q, k, v, m: run(q, k, v, m), *operands(2, 2, 5, 300, 8, grad=False), hidden, atol=1e-4)
-    agree(run, *operands(2, 2, 3, 20, 16, torch.float16, grad=False), rtol=1e-2, atol=1e-2)
+    agree(run, *operands(2, 2, 3, 20, 8, torch.float16, grad=False), rtol=1e-2, atol=1e-2)
     assert len(used) == 4
 
 
