@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from anytorch.cache import Store
 from anytorch.errors import CacheError
+from tests.faulty_disk import PowerLoss, failing
 
 
 def test_what_is_put_is_got(tmp_path: Path) -> None:
@@ -51,3 +53,18 @@ def test_clear(tmp_path: Path) -> None:
     store.put("a", 1)
     assert store.clear() is True
     assert store.entries() == {}
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["a full disk", "a power loss"])
+def test_whatever_fails_while_writing_the_old_entries_are_left(tmp_path: Path, power: bool) -> None:
+    store = Store("some", tmp_path)
+    store.put("a", 1)
+    at = 0
+    while True:
+        at += 1
+        with failing(at, power=power) as disk, contextlib.suppress(CacheError, PowerLoss):
+            store.put("b", at)
+        assert store.get("a") == 1
+        if not disk.failed:
+            break
+    assert at > 3 and store.entries() == {"a": 1, "b": at}

@@ -15,12 +15,13 @@ from anytorch.errors import ModelError
 from anytorch.safetensors_files import (
     DTYPES,
     INDEX,
+    check_layers,
     checkpoint_files,
     file_in,
     header_bytes,
     locate_tensors,
-    mapped_tensor,
     read_header,
+    stored_tensor,
 )
 
 
@@ -137,6 +138,11 @@ REFUSED: dict[str, tuple[object, bytes, str]] = {
     "backwards": ({"a": entry(4, 0, shape=[4])}, bytes(4), "invalid offset"),
     "negative": ({"a": entry(-4, 0, shape=[4])}, bytes(4), "invalid offset"),
     "a number too large": ({"a": entry(0, 2**63)}, bytes(4), "invalid offset"),
+    "a number of 4,000 digits": ({"a": entry(0, 4, shape=[10**4000])}, bytes(4), "invalid offset or shape: not sizes"),
+    "an offset of 4,000 digits": ({"a": entry(0, 10**4000)}, bytes(4), "invalid offset or shape: not sizes"),
+    "many dimensions": ({"a": entry(0, 4, shape=[1] * 9 + [4])}, bytes(4), "invalid offset or shape"),
+    "a million dimensions": ({"a": entry(0, 4, shape=[1] * 10**6 + [4])}, bytes(4), "invalid offset or shape"),
+    "nested deeply": (b'{"a": ' + b"[" * 200_000, b"", "not JSON"),
     "a fraction": ({"a": {**entry(0, 4), "data_offsets": [0, 4.0]}}, bytes(4), "invalid offset"),
     "too few bytes": (
         {"a": entry(0, 4, "F32", [2])},
@@ -165,13 +171,45 @@ def test_a_header_that_lies_is_refused(case: str, tmp_path: Path) -> None:
 def test_a_shape_cannot_make_us_multiply_without_end(tmp_path: Path) -> None:
     """2**62 to the power of 200,000 has twelve million bits: minutes of multiplying, if somebody did it."""
     path = raw_file(tmp_path / "x.safetensors", {"a": entry(0, 4, "U8", [2**62] * 200_000)}, bytes(4))
+    with pytest.raises(ModelError, match="invalid offset or shape"):
+        read_header(path)
+    raw_file(path, {"a": entry(0, 4, "U8", [2**62] * 8)}, bytes(4))
     with pytest.raises(ModelError, match="does not match its dtype"):
         read_header(path)
 
 
+def test_layers_are_bounded_by_the_tensors() -> None:
+    check_layers({"num_hidden_layers": 3, "n_layer": None}, 3, "config.json")
+    for layers in (4, 10**9, -1, True, 1.0, "3", [], 10**4000):
+        with pytest.raises(ModelError, match=r"config\.json: n_layers is .*and the checkpoint has 3 tensors"):
+            check_layers({"n_layers": layers}, 3, "config.json")
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_file_that_was_cut_short_since_is_an_error(
+    small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    from anytorch import safetensors_files
+
+    monkeypatch.setattr(safetensors_files, "SMALL_NBYTES", 2**20 if small else 16)
+    path = raw_file(tmp_path / "x.safetensors", {"a": entry(0, 20_000)}, bytes(range(250)) * 80)
+    stored = locate_tensors(path)["a"]
+    kept = stored_tensor(stored)
+    os.truncate(path, 9_000)
+    with pytest.raises(ModelError, match="cut short"):
+        stored_tensor(stored)
+    if small:  # what was read stays; what is mapped would end this process now
+        assert torch.equal(kept, torch.tensor(list(range(250)) * 80, dtype=torch.uint8))
+    path.unlink()
+    with pytest.raises(ModelError, match="cannot read"):
+        stored_tensor(stored)
+
+
 def test_the_library_refuses_the_same_files(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors")
-    ours = {"checksums", "a name twice"}  # our own metadata mean nothing to it, and of two entries it takes one
+    # Our own metadata mean nothing to it, of two entries it takes one, and dimensions of 1 may be many.
+    ours = {"checksums", "a name twice", "many dimensions", "a million dimensions"}
     for case, (header, data, _) in REFUSED.items():
         if case not in ours:
             path = raw_file(tmp_path / "x.safetensors", header, data)
@@ -188,7 +226,7 @@ def test_the_sizes_are_torchs(tmp_path: Path) -> None:
     tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.randn(5).bfloat16(), "c": torch.zeros(0, 2)}
     save_file(tensors, tmp_path / "x.safetensors")
     for name, stored in locate_tensors(tmp_path / "x.safetensors").items():
-        assert torch.equal(mapped_tensor(stored), tensors[name])
+        assert torch.equal(stored_tensor(stored), tensors[name])
 
 
 def test_no_torch_and_no_numpy() -> None:

@@ -7,15 +7,17 @@ This is the only reader of these headers in the package: what it lets pass can b
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from anytorch.errors import ModelError
+from anytorch.files import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +26,10 @@ SINGLE, INDEX, SUFFIX = "model.safetensors", "model.safetensors.index.json", ".s
 PICKLES = ("*.bin", "*.pt", "*.pth")
 LARGEST_HEADER = 100_000_000  # what the reference reader allows
 LARGEST_SIZE = 2**63 - 1
+MOST_DIMENSIONS = 8
+SMALL_NBYTES = (
+    64 * 2**20
+)  # what is smaller is read, not mapped: a mapped file that is cut short ends the process (SIGBUS)
 CHECKSUMS = "anytorch.crc32"  # in the metadata of our own files: a CRC-32 of every MiB, 8 hexadecimal digits each
 DIGITS = 8
 AGAIN = "it was cut short or damaged: fetch or write it again"
@@ -37,6 +43,8 @@ DTYPES: dict[str, tuple[str, int]] = {
     "F8_E4M3FNUZ": ("float8_e4m3fnuz", 8), "F8_E5M2FNUZ": ("float8_e5m2fnuz", 8), "F8_E8M0": ("float8_e8m0fnu", 8),
     "F6_E2M3": ("float6_e2m3", 6), "F6_E3M2": ("float6_e3m2", 6), "F4": ("float4_e2m1", 4),
 }  # fmt: skip
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "n_enc_layers", "n_dec_layers", "encoder_layers",
+          "decoder_layers")  # fmt: skip
 CODES = {name: code for code, (name, _) in DTYPES.items()}
 
 
@@ -95,8 +103,8 @@ def checkpoint_files(path: str | Path) -> list[Path]:
 def shard_files(index: Path) -> list[Path]:
     """The files that an index of shards names, sorted; every one is beside it and exists. Raises ModelError."""
     try:
-        names = sorted({str(name) for name in json.loads(index.read_bytes())["weight_map"].values()})
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as exc:
+        names = sorted({str(name) for name in parse_json(index.read_bytes())["weight_map"].values()})
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as exc:
         raise ModelError(f"{index}: cannot be read as an index of shards: {exc}", hint="fetch it again") from exc
     return [file_in(index.parent, name, index) for name in names]
 
@@ -190,8 +198,9 @@ def _stored(
         _refuse(path, f"the header's entry for {name!r} is invalid ({exc!r})", exc)
     if not isinstance(code, str) or code not in DTYPES:
         _refuse(path, f"tensor {name!r} has the unknown dtype {code!r}")
-    if any(type(n) is not int or not 0 <= n <= LARGEST_SIZE for n in (*shape, begin, end)) or begin > end:
-        _refuse(path, f"tensor {name!r} has an invalid offset or shape: {list(shape)} at {begin}:{end}")
+    if not is_shape(shape) or not is_shape((begin, end)) or begin > end:
+        told = f"{list(shape)} at {begin}:{end}" if is_shape((*shape[:MOST_DIMENSIONS], begin, end)) else "not sizes"
+        _refuse(path, f"tensor {name!r} has an invalid offset or shape: {told[:200]}")
     if end > available:
         _refuse(path, f"it is cut off: tensor {name!r} ends at byte {start + end}, the file at {start + available}")
     bits = _bits(shape, DTYPES[code][1], 8 * available)
@@ -201,6 +210,23 @@ def _stored(
             f"tensor {name!r} has {end - begin} bytes, which does not match its dtype {code} and shape {list(shape)}",
         )
     return StoredTensor(name, code, shape, str(path), start + begin, end - begin, checksums, start)
+
+
+def is_shape(values: Sequence[Any]) -> bool:
+    """True for at most 8 whole numbers from 0 to 2**63 - 1: what a file asks for is bounded before it is computed with."""
+    return len(values) <= MOST_DIMENSIONS and all(type(n) is int and 0 <= n <= LARGEST_SIZE for n in values)
+
+
+def check_layers(config: Mapping[str, Any], tensors: int, where: str) -> None:
+    """Raise ModelError if a config.json asks for more layers than its checkpoint has tensors."""
+    for name in LAYERS:
+        layers = config.get(name)
+        if layers is not None and (type(layers) is not int or not 0 <= layers <= tensors):
+            told = layers if is_shape((layers,)) else f"a {type(layers).__name__}"
+            raise ModelError(
+                f"{where}: {name} is {told}, and the checkpoint has {tensors} tensors",
+                hint="config.json and the weights are of different models, or one of them is damaged",
+            )
 
 
 def _bits(shape: tuple[int, ...], per_element: int, most: int) -> int | None:
@@ -229,17 +255,53 @@ def torch_dtype(stored: StoredTensor) -> torch.dtype:
     return found
 
 
+def read_tensor(stored: StoredTensor) -> torch.Tensor:
+    """A tensor's values in memory of its own. Raises ModelError where the file was cut short since its header was read."""
+    dtype = torch_dtype(stored)
+    return read_bytes(stored.path, stored.offset, stored.nbytes).view(dtype).view(stored.shape)
+
+
+def read_bytes(path: str | Path, offset: int, nbytes: int) -> torch.Tensor:
+    """Some bytes of a file, uint8. Raises ModelError where they are not all there."""
+    import torch
+
+    data = torch.empty(nbytes, dtype=torch.uint8)
+    view = memoryview((ctypes.c_char * nbytes).from_address(data.data_ptr())).cast("B") if nbytes else memoryview(b"")
+    read_into(path, offset, view)
+    return data
+
+
+def read_into(path: str | Path, offset: int, view: memoryview) -> None:
+    """Fill `view` with the file's bytes from `offset`. Raises ModelError where they are not all there."""
+    got = 0
+    try:
+        with Path(path).open("rb", buffering=0) as file:
+            file.seek(offset)
+            while got < view.nbytes and (count := file.readinto(view[got:])):
+                got += count
+    except OSError as exc:
+        raise ModelError(f"cannot read {path}: {exc.strerror}", hint="check that it is there and readable") from exc
+    if got < view.nbytes:
+        _refuse(Path(path), f"it was cut short while it was read: {offset + view.nbytes} bytes were expected")
+
+
 def map_file(path: str | Path) -> torch.Tensor:
-    """A whole file as a uint8 tensor that the system pages in as it is read; writing to it does not change the file."""
+    """A whole file as a uint8 tensor that the system pages in as it is read; writing to it does not change the file.
+
+    Only for files that nobody cuts short meanwhile: that would end the process.
+    """
     import torch
 
     return torch.from_file(str(path), shared=False, size=Path(path).stat().st_size, dtype=torch.uint8)
 
 
-def mapped_tensor(stored: StoredTensor, file: torch.Tensor | None = None) -> torch.Tensor:
-    """A tensor's values in its mapped file (`map_file`); a copy where they do not begin on a boundary of their dtype."""
+def stored_tensor(stored: StoredTensor) -> torch.Tensor:
+    """A tensor's values: of a small one read into memory, of a large one in its mapped file. Raises ModelError."""
+    if stored.nbytes <= SMALL_NBYTES:
+        return read_tensor(stored)
     dtype = torch_dtype(stored)
-    data = (map_file(stored.path) if file is None else file)[stored.offset : stored.offset + stored.nbytes]
+    read_bytes(stored.path, stored.offset + stored.nbytes - 1, 1)  # its last byte, so that it is there as a whole
+    data = map_file(stored.path)[stored.offset : stored.offset + stored.nbytes]
     return (data.clone() if stored.offset % dtype.itemsize else data).view(dtype).view(stored.shape)
 
 

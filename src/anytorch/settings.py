@@ -47,7 +47,7 @@ def _positive_int(value: Any) -> int:
 def _seconds(value: Any) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = 0.0
     if isinstance(value, bool) or not 0 < number < 86400:  # also catches NaN
         raise ValueError("use a number of seconds above 0 and below a day")

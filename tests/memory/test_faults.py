@@ -427,7 +427,7 @@ def test_sums_find_every_kind_of_damage() -> None:
 
 def test_sizes() -> None:
     assert parse_nbytes("8GB") == 8 * 2**30 and parse_nbytes("512 MiB") == 512 * MB and parse_nbytes(77) == 77
-    for wrong in ("much", "-1GB", "", True):
+    for wrong in ("much", "-1GB", "", True, None, [], 10**400, "1e400GB", float("nan"), float("inf"), "9" * 5000):
         with pytest.raises(UsageError, match="not a size"):
             parse_nbytes(wrong)
     assert words(1.5 * 2**30) == "1.5 GiB" and words(10) == "10 bytes"
@@ -444,10 +444,8 @@ def test_leftovers_of_a_spill_are_gone(tmp_path: Path) -> None:
 def test_sums_in_place_are_those_of_the_file(tmp_path: Path) -> None:
     """Tensors of odd lengths and padding between them: the sums a writer makes are those a reader finds."""
     torch.manual_seed(3)
-    tensors = {
-        f"t{n}": torch.randint(0, 256, (size,), dtype=torch.uint8)
-        for n, size in enumerate((1, MB - 64, 63, 2 * MB + 7, 0, 5))
-    }
+    sizes = (1, MB - 64, 63, 2 * MB + 7, 0, 5)
+    tensors = {f"t{n}": torch.randint(0, 256, (size,), dtype=torch.uint8) for n, size in enumerate(sizes)}
     spill = Spill(tmp_path)
     stored = spill.write(tensors)
     first = next(iter(stored.values()))

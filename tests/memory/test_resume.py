@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.faulty_disk import PowerLoss, failing
 
 import anytorch
-from anytorch.errors import ModelError, UsageError
+from anytorch.errors import AnytorchError, ModelError, UsageError
 from anytorch.memory import TieredOptimizer, resume, resume_training, save_training
 from anytorch.memory.manifest import MANIFEST
 
 WIDTH = 64
 
 
-def training(folder: Path, seed: int = 0) -> tuple[torch.nn.Module, TieredOptimizer]:
+def training(folder: Path, seed: int = 0, layers: int = 6) -> tuple[torch.nn.Module, TieredOptimizer]:
     torch.manual_seed(seed)
-    layers = (torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(0.1)) for _ in range(6))
-    model = torch.nn.Sequential(*layers)
+    parts = (torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Dropout(0.1)) for _ in range(layers))
+    model = torch.nn.Sequential(*parts)
     anytorch.memory.fit(model, "cpu", device_budget="200KiB", reserve="100KiB", disk=str(folder / "disk"))
     return model, TieredOptimizer(model, torch.optim.AdamW, lr=1e-2)
 
@@ -161,4 +162,32 @@ def test_nothing_is_removed_before_the_new_one_is_on_the_disk(tmp_path: Path, mo
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000002"]
     with pytest.raises(UsageError, match="keep=0"):
         save_training(tmp_path / "run", optimizer, step=3, keep=0)
+    anytorch.memory.fitted(model).close()
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["a full disk", "a power loss"])
+def test_whatever_fails_while_saving_nothing_is_lost(
+    run: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path, power: bool
+) -> None:
+    """Each open, write, fsync, rename and removal of a save fails once: our error, an older checkpoint, and on it goes."""
+    folder = copy_of(run[0], tmp_path)
+    model, optimizer = training(tmp_path, layers=3)
+    take_step(model, optimizer, 3)
+    at, told = 0, 0
+    while True:
+        at += 1
+        with failing(at, power=power) as disk:
+            try:
+                save_training(folder, optimizer, step=3)
+            except (AnytorchError, PowerLoss):
+                told += 1
+        found = resume.checkpoints(folder)
+        assert found, at
+        assert all(resume.read_verified(checkpoint)[0] for checkpoint in found), f"call {at} left half of one"
+        if not disk.failed:
+            break
+    assert told > 20 and at > 30
+    take_step(model, optimizer, 4)
+    newest = save_training(folder, optimizer, step=4)
+    assert resume.checkpoints(folder)[-1] == newest and not list(folder.glob(".*"))
     anytorch.memory.fitted(model).close()

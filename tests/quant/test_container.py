@@ -119,6 +119,24 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
             '{"version": 1, "weights": {"w": {"format": "int8", "shape": [2, 2], "dtype": "float32", "crc32": ""}}}',
             "lacks w.codes, w.scale",
         ),
+        *[
+            (
+                '{"version": 1, "weights": {"w": {"format": "int8", "dtype": "float32", "crc32": "", "shape": '
+                + f"{shape}}}}}}}",
+                "invalid shape|cannot be understood",
+            )
+            for shape in (
+                f"[{'9' * 4000}, 2]",
+                f"[{'9' * 9000}, 2]",
+                "[-1, 2]",
+                "[2.5, 2]",
+                '["2", 2]',
+                str([1] * 9),
+                "7",
+                "null",
+            )
+        ],
+        ('{"version": 1, "weights": ' + "[" * 100_000, "cannot be understood"),
     ],
 )
 def test_a_header_that_lies_is_refused(tmp_path: Path, description: str, message: str) -> None:

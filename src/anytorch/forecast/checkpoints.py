@@ -34,6 +34,7 @@ from anytorch.forecast.predictor import KronosPredictor
 from anytorch.values import dataclass
 
 FILE = "anytorch.json"
+MOST_ROWS = 2**24  # of a window: beyond every memory
 TOKENIZER = "tokenizer"  # the folder inside the model's
 
 
@@ -78,8 +79,9 @@ def read_trained_with(folder: Path) -> TrainedWith | None:
     tokenizer, context = said.get("tokenizer"), said.get("max_context")
     if not isinstance(tokenizer, str) or not tokenizer.strip():
         wrong = f"its tokenizer is {tokenizer!r}, not a path or a name"
-    elif not isinstance(context, int) or isinstance(context, bool) or context < 2:
-        wrong = f"its max_context is {context!r}, not a number of rows from 2 on"
+    elif not isinstance(context, int) or isinstance(context, bool) or not 2 <= context <= MOST_ROWS:
+        told = repr(context) if not isinstance(context, int) or abs(context) < 2**63 else "too large"
+        wrong = f"its max_context is {told}, not a number of rows from 2 on"
     else:
         known = {name: said[name] for name in TrainedWith.__dataclass_fields__ if name in said}
         return TrainedWith(**known)  # a later version may say more

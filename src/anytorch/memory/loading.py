@@ -13,6 +13,7 @@ from torch import nn
 
 from anytorch import logs
 from anytorch.errors import ModelError, UsageError
+from anytorch.files import parse_json
 from anytorch.memory.fitted_model import Fitted
 from anytorch.memory.fitting import Wishes, plan_for
 from anytorch.memory.images import Image, from_files
@@ -21,7 +22,7 @@ from anytorch.memory.parked import placeholder
 from anytorch.memory.sizes import parse_nbytes
 from anytorch.memory.types import Speeds, TierPlan, Tiers, WeightBlock
 from anytorch.memory.units import Found, all_slots
-from anytorch.safetensors_files import StoredTensor, locate_tensors, mapped_tensor, torch_dtype
+from anytorch.safetensors_files import StoredTensor, check_layers, locate_tensors, stored_tensor, torch_dtype
 
 log = logs.logger(__name__)
 
@@ -79,7 +80,7 @@ def build(source: str | Path | Callable[[], nn.Module], weights: str | Path | No
             model, checkpoint = source(), Path(weights)
         else:
             checkpoint = Path(weights or source)
-            model = from_folder(Path(source))
+            model = from_folder(Path(source), checkpoint)
     return model.eval(), checkpoint
 
 
@@ -103,7 +104,7 @@ def prepare(model: nn.Module, checkpoint: Path, tiers: Tiers, wishes: Wishes) ->
 
     found, plan = plan_for(model, tiers, wishes, on_disk=wishes.rest_format is None, sizes=sizes, codes=False)
     for parameter in found.staying:
-        parameter.data = mapped_tensor(by_id[id(parameter)]).to(tiers.device.place, copy=True)
+        parameter.data = stored_tensor(by_id[id(parameter)]).to(tiers.device.place, copy=True)
     handle = Fitted(model, tiers, found, plan, rest_format=wishes.rest_format)
     handle.images = images(found)
     return handle
@@ -126,10 +127,16 @@ def parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
-def from_folder(folder: Path) -> nn.Module:
-    """The model class that a Hugging Face folder's config names, made without weights."""
+def from_folder(folder: Path, checkpoint: Path) -> nn.Module:
+    """The model class that a Hugging Face folder's config names, made without weights, which bound its layers."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} has no config.json", hint="name a model folder, or give a class and weights=…")
+    try:
+        told = parse_json((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as exc:
+        raise ModelError(f"{folder}/config.json cannot be read: {exc}", hint="fetch it again") from exc
+    if not isinstance(told, dict):
+        raise ModelError(f"{folder}/config.json is not a JSON object", hint="fetch it again")
     try:
         import transformers
     except ModuleNotFoundError as exc:
@@ -137,12 +144,18 @@ def from_folder(folder: Path) -> nn.Module:
             f"opening {folder} needs transformers, which is not installed", hint="pip install transformers"
         ) from exc
     with logs.asides_unheard():
-        config = transformers.AutoConfig.from_pretrained(folder)
-        names = config.architectures or []
-        made: Any = getattr(transformers, names[0], None) if names else None
-        if made is None:
-            raise ModelError(f"{folder}/config.json names the architecture {names}, which transformers does not have")
-        model: Any = made(config)
+        try:
+            names = told.get("architectures") or []
+            made: Any = getattr(transformers, names[0], None) if names else None
+            if made is None:
+                raise ModelError(
+                    f"{folder}/config.json names the architecture {names}, which transformers does not have"
+                )
+            check_layers(told, len(locate_tensors(checkpoint)), f"{folder}/config.json")
+            model: Any = made(transformers.AutoConfig.from_pretrained(folder))
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as exc:
+            why = (str(exc).splitlines() or [repr(exc)])[0]
+            raise ModelError(f"{folder}/config.json describes no model: {why}", hint="fetch it again") from exc
     model.tie_weights()
     if (folder / "generation_config.json").is_file() and hasattr(model, "generation_config"):
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
@@ -195,7 +208,7 @@ def load_buffers(model: nn.Module, located: Mapping[str, StoredTensor]) -> None:
         at = _look_up(model, located, path)
         if at is not None:
             owner, _, own = path.rpartition(".")
-            model.get_submodule(owner)._buffers[own] = mapped_tensor(at).to(buffer.dtype, copy=True)
+            model.get_submodule(owner)._buffers[own] = stored_tensor(at).to(buffer.dtype, copy=True)
 
 
 def _folder(checkpoint: Path) -> str:

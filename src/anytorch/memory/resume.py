@@ -55,11 +55,11 @@ def save_training(
         raise UsageError(f"keep={keep}: at least the newest checkpoint is kept")
     optimizer.wait()  # raises if a step that ran beside the device failed: half of one is not worth keeping
     root = Path(folder)
-    root.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(root)
     partial = root / f".{PREFIX}{step:08d}.{os.getpid()}.partial"
-    partial.mkdir()
     try:
+        root.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(root)
+        partial.mkdir()
         sums: dict[Path, Sum] = {}
         optimizer.fitted.save(partial / "model", sums=sums)
         states = partial / "optimizer"

@@ -20,9 +20,11 @@ def parse_nbytes(value: int | float | str, what: str = "size") -> int:
         with suppress(ValueError):
             number = float(text[:-1] if scale > 1 else text) * scale
     elif not isinstance(value, bool):
-        number = float(value)
+        with suppress(TypeError, ValueError, OverflowError):
+            number = float(value)
     if not 0 <= number < 2**60:
-        raise UsageError(f"{what}: {value!r} is not a size", hint='write it as "8GiB" or as a number of bytes')
+        told = repr(value) if not isinstance(value, int) or abs(value) < 2**128 else "a number of hundreds of digits"
+        raise UsageError(f"{what}: {told} is not a size", hint='write it as "8GiB" or as a number of bytes')
     return int(number)
 
 

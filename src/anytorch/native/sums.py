@@ -11,17 +11,13 @@ import threading
 import zlib
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from anytorch import logs
 from anytorch.errors import NativeUnavailable
 from anytorch.native.library import load
 
-if TYPE_CHECKING:
-    from collections.abc import Buffer
-else:
-    Buffer = Any
-
+Buffer = bytes | bytearray | memoryview
 log = logs.logger(__name__)
 SOURCE = Path(__file__).parent / "code" / "crc32.cpp"
 SMALL = 2**20  # bytes for which zlib is as good, and nothing has to be compiled

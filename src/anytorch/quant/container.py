@@ -9,7 +9,6 @@ name.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
@@ -19,13 +18,14 @@ import torch
 from torch import nn
 
 from anytorch.errors import ModelError, OutputError, UsageError
-from anytorch.files import replacing
+from anytorch.files import parse_json, replacing
+from anytorch.native.sums import crc32
 from anytorch.quant.choose import Prefer
 from anytorch.quant.formats import Format, parse
 from anytorch.quant.linear import QuantLinear
 from anytorch.quant.model import replace_module, set_tensor
 from anytorch.quant.tensor import PARTS, QuantTensor, expected_parts
-from anytorch.safetensors_files import CODES, header_bytes, map_file, mapped_tensor, read_header
+from anytorch.safetensors_files import CODES, header_bytes, is_shape, read_header, stored_tensor
 
 KEY = "anytorch.quant"  # in the header's __metadata__; its value is JSON
 VERSION = 1
@@ -96,7 +96,7 @@ def save_tensors(
                 value = 0
                 for part in PARTS:
                     if part in one.parts:
-                        value = zlib.crc32(put(part_name(name, part)), value)
+                        value = crc32(put(part_name(name, part)), value)
                 about[name]["crc32"] = f"{value:08x}"
             for name in plain:
                 put(name)
@@ -128,7 +128,6 @@ class Reader:
         self.tensors, about = read_header(path)
         self.names = frozenset(self.tensors)
         self.extra, self.packed = self._description(about.get(KEY))
-        self._mapped = map_file(path)
 
     def _description(
         self, text: str | None
@@ -139,7 +138,7 @@ class Reader:
                 hint="a plain checkpoint is quantized with anytorch.quant.quantize(model, format, weights=path)",
             )
         try:
-            data = json.loads(text)
+            data = parse_json(text)
             if data["version"] != VERSION:
                 raise ModelError(
                     f"{self.path} has version {data['version']!r} of the format; this anytorch reads {VERSION}",
@@ -150,7 +149,9 @@ class Reader:
                 dtype = getattr(torch, entry["dtype"])
                 if code_of(dtype) is None:
                     raise ValueError(f"{name} has the dtype {entry['dtype']!r}")
-                packed[name] = (parse(entry["format"]), tuple(map(int, entry["shape"])), dtype, str(entry["crc32"]))
+                if not is_shape(entry["shape"]):
+                    raise ValueError(f"{name} has an invalid shape")
+                packed[name] = (parse(entry["format"]), tuple(entry["shape"]), dtype, str(entry["crc32"]))
         except ModelError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, UsageError) as exc:
@@ -168,7 +169,7 @@ class Reader:
         return sorted(self.names - parts)
 
     def get(self, name: str) -> torch.Tensor:
-        return mapped_tensor(self.tensors[name], self._mapped)
+        return stored_tensor(self.tensors[name])
 
     def get_packed(self, name: str) -> QuantTensor:
         """One packed weight. Raises ModelError if its parts have other sizes or another checksum than the header says."""
@@ -181,7 +182,7 @@ class Reader:
                 raise ModelError(f"{self.path}: {part_name(name, part)} must be {stored} {wanted}; found {found}")
         value = 0
         for tensor in parts.values() if self.verify else ():
-            value = zlib.crc32(tensor_bytes(tensor), value)
+            value = crc32(tensor_bytes(tensor), value)
         if self.verify and f"{value:08x}" != crc:
             raise ModelError(
                 f"{self.path}: the weight {name} is damaged (its checksum is not {crc})", hint="copy the file again"

@@ -19,7 +19,7 @@ from anytorch.quant.choose import Prefer
 from anytorch.quant.formats import Format, parse
 from anytorch.quant.linear import QuantLinear
 from anytorch.quant.tensor import linear_of, pack, unpack
-from anytorch.safetensors_files import locate_tensors, map_file, mapped_tensor
+from anytorch.safetensors_files import locate_tensors, stored_tensor
 
 log = logs.logger(__name__)
 
@@ -246,7 +246,6 @@ class Checkpoint:
         self.path = path
         self.tensors = locate_tensors(path)
         self.prefix = ""
-        self._mapped: dict[str, torch.Tensor] = {}
 
     def match(self, model: nn.Module) -> None:
         """Find the word that the checkpoint puts before all of the model's names, if any ("bert.", "model.")."""
@@ -262,10 +261,7 @@ class Checkpoint:
         found = self.prefix + name
         if found not in self.tensors:
             raise ModelError(f"{self.path} has no tensor {found!r}")
-        file = self.tensors[found].path
-        if file not in self._mapped:
-            self._mapped[file] = map_file(file)
-        return mapped_tensor(self.tensors[found], self._mapped[file])
+        return stored_tensor(self.tensors[found])
 
     def fill(self, module: nn.Module, name: str) -> None:
         """Give a module's own parameters and buffers the checkpoint's values."""

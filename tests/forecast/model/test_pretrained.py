@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from anytorch.errors import ModelError, UsageError
+from anytorch.errors import AnytorchError, ModelError, UsageError
 from anytorch.forecast.model import PUBLISHED, Kronos, KronosTokenizer
 
 
@@ -83,9 +84,43 @@ def test_a_tokenizer_is_not_a_model(golden: Any, tmp_path: Path) -> None:
         golden.model("a").save_pretrained(tmp_path)
 
 
+NASTY: tuple[Any, ...] = (
+    -1, 0, 10**9, 2**31, 2**63, 10**400, 0.5, 1e400, -1e400, float("nan"), True, "7", [], {}, None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("cls", "part"), [(Kronos, "model"), (KronosTokenizer, "tokenizer")])
+def test_any_number_of_a_config_is_a_model_or_our_error(cls: Any, part: str, golden: Any, tmp_path: Path) -> None:
+    """A billion layers, a billion bits: refused before anything is built, not after all memory is gone."""
+    source = golden.folder("a", part)
+    shutil.copyfile(source / "model.safetensors", tmp_path / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    refused = 0
+    for name in config:
+        for value in NASTY:
+            (tmp_path / "config.json").write_text(json.dumps({**config, name: value}))
+            try:
+                cls.from_pretrained(tmp_path)
+            except AnytorchError as exc:
+                refused += 1
+                assert len(str(exc)) < 2000
+    assert refused > 8 * len(config)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelError, match="is not JSON: it is nested too deeply"):
+        cls.from_pretrained(tmp_path)
+
+
+def test_a_file_cut_short_after_loading_changes_nothing(copied: Path) -> None:
+    """Its tensors were mapped: whoever replaced the file in place ended the process with SIGBUS."""
+    model = Kronos.from_pretrained(copied)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    os.truncate(copied / "model.safetensors", 100)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_folders_that_are_none(tmp_path: Path, copied: Path) -> None:
     (copied / "model.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read as safetensors"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is not a whole safetensors file"):
         Kronos.from_pretrained(copied)
     (copied / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"has no model\.safetensors; it holds config\.json"):

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.faulty_disk import PowerLoss, failing
 
-from anytorch.errors import InputError, ModelError
+from anytorch.errors import InputError, ModelError, OutputError
 from anytorch.forecast.training import store
 from anytorch.forecast.training.store import RunFolder
 
@@ -124,3 +125,28 @@ def test_a_log_of_any_bytes_is_read(tmp_path: Path) -> None:
     folder.log.write_bytes(b'{"step": 1}\n\xff\xfe\n[1]\n7\n' + b"[" * 100_000 + b'\n{"step": 2}\n{"st')
     assert folder.entries() == [{"step": 1}, {"step": 2}]
     assert store.plain(3) == "3"
+
+
+@pytest.mark.parametrize("power", [False, True], ids=["a full disk", "a power loss"])
+def test_whatever_fails_while_saving_a_state_is_left(tmp_path: Path, power: bool) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+    at, told = 0, 0
+    while True:
+        at += 1
+        with failing(at, power=power) as disk:
+            try:
+                folder.save(state(3))
+            except (OutputError, PowerLoss):
+                told += 1
+        found = folder.load("a", "cpu")
+        assert found is not None and same(found, state(found["step"])) and found["step"] >= 2, at
+        if not disk.failed:
+            break
+    assert told > 5 and same(found, state(3))
+    folder.save(state(4))
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == [
+        "last.pt",
+        "previous.pt",
+    ]

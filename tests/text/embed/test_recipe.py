@@ -210,3 +210,67 @@ def test_without_a_network_the_answer_is_clear(monkeypatch: pytest.MonkeyPatch) 
     assert "'intfloat/e5-small' could not be fetched" in caught.value.message
     assert "cannot reach huggingface.co" in caught.value.message and "long trace" not in caught.value.message
     assert "offline, copy the model's folder" in caught.value.hint
+
+
+DESCRIPTION: dict[str, Any] = {
+    "modules.json": [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+    ],
+    "config.json": {
+        "model_type": "bert", "vocab_size": 30, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1,
+        "intermediate_size": 12, "max_position_embeddings": 16, "architectures": ["BertModel"], "hidden_act": "gelu",
+        "position_embedding_type": "absolute",
+    },
+    "1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": True},
+    "2_Dense/config.json": {"in_features": 8, "activation_function": "torch.nn.Tanh"},
+    "sentence_bert_config.json": {"max_seq_length": 8, "do_lower_case": False},
+    "tokenizer_config.json": {"model_max_length": 8},
+    "config_sentence_transformers.json": {
+        "prompts": {"query": "q: "}, "default_prompt_name": "query", "similarity_fn_name": "cosine",
+    },
+}  # fmt: skip
+KINDS: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    10**400,
+    1e400,
+    "",
+    "x",
+    [],
+    [[]],
+    [{}],
+    [None],
+    {},
+    {"a": []},
+    {"x": {"y": 1}},
+)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_any_json_in_any_file_is_a_recipe_or_our_error(plain: bool, tmp_path: Path) -> None:
+    """Each file of another kind, each entry of another kind: never a TypeError, an AttributeError or a RecursionError."""
+    files = {name: value for name, value in DESCRIPTION.items() if not (plain and name == "modules.json")}
+    for name, value in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(value))
+    assert read_recipe(tmp_path).max_length == 8
+    refused = 0
+    for name, value in files.items():
+        entries = list(value[1].items()) if isinstance(value, list) else list(value.items())
+        changed = [json.dumps(kind) for kind in KINDS] + ["[" * 100_000, "", "{", "9" * 5000]
+        for key, _ in entries:
+            for kind in KINDS:
+                other = {**(value[1] if isinstance(value, list) else value), key: kind}
+                changed.append(json.dumps([value[0], other, *value[2:]] if isinstance(value, list) else other))
+        for text in changed:
+            (tmp_path / name).write_text(text)
+            try:
+                read_recipe(tmp_path)
+            except ModelError:
+                refused += 1
+        (tmp_path / name).write_text(json.dumps(value))
+    assert refused > 100

@@ -123,6 +123,42 @@ def test_truncation_completes_the_word_first(pair: tuple[Any, WordPiece]) -> Non
     check(*pair, ["hello " + "a" * 15 + "q", "hello " + "a" * 15], most=6)
 
 
+@pytest.mark.parametrize("most", [-(10**30), -1, 0, 1, 2, 3, 10**30])
+def test_any_limit_stays_within_its_memory(pair: tuple[Any, WordPiece], most: int) -> None:
+    """Two special tokens did not fit in a limit of one, and were written behind the memory for one."""
+    texts = ["", "the", "hello world", "unaffable " * 50, "日"] * 40
+    ids, starts, flags = pair[1].encode(texts, most)
+    lengths = np.diff(starts)
+    assert len(ids) == starts[-1] and (lengths <= max(most, 0)).all()
+    assert (flags == LEFT).all() if most < 2 else (flags != LEFT).sum() == 160
+
+
+def test_words_of_any_length(pair: tuple[Any, WordPiece]) -> None:
+    """With a large max_input_chars_per_word, a word longer than our buffer lost the tokens beyond it."""
+    layout = json.loads(pair[0].to_str())
+    layout["model"]["max_input_chars_per_word"] = 100_000
+    reference = tokenizers.Tokenizer.from_str(json.dumps(layout))
+    made = compile_wordpiece(reference)
+    assert made is not None
+    long = ["hello" * 409, "hello" * 410, "é" * 1030, "привет" * 175]
+    flags = check(reference, made, [*long, *(f"the {word} hello" for word in long)])
+    assert (flags == LEFT).any() and (flags != LEFT).any()
+    layout["model"]["max_input_chars_per_word"] = 2**63 - 1
+    assert compile_wordpiece(tokenizers.Tokenizer.from_str(json.dumps(layout))) is not None
+
+
+def test_vocabularies_the_table_cannot_hold(pair: tuple[Any, WordPiece]) -> None:
+    layout = json.loads(pair[0].to_str())
+    assert not unsuitable(layout)
+    vocabulary = layout["model"]["vocab"]
+    layout["model"]["vocab"] = {**vocabulary, "x": 2**31}
+    assert "31 bits" in unsuitable(layout)
+    layout["model"]["vocab"] = {"a": 0}
+    assert "unknown words" in unsuitable(layout)
+    layout["model"]["vocab"] = {**vocabulary, "x" * 2**22: 7}
+    assert "too large" in unsuitable(layout)
+
+
 def test_encode_all_merges_in_order(pair: tuple[Any, WordPiece]) -> None:
     reference, made = pair
     texts = ["[MASK] first", "hello world", "日 in between", "unaffable " * 9, "[SEP] " * 9, ""]

@@ -221,3 +221,12 @@ def test_what_is_packed_is_counted_tensor_by_tensor(models: dict[str, Any]) -> N
         packable = packable_nbytes(checkpoint)
     layers = sum(e.nbytes for n, e in entries.items() if "proj" in n)
     assert 0 < packable == layers < sum(e.nbytes for e in entries.values())
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings"])
+def test_sizes_that_are_none_are_refused_before_anything_is_built(copy: Path, name: str) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    for value in (10**9 if name == "num_hidden_layers" else 2**31, -1, 1.5, "x", [], 10**400):
+        (copy / "config.json").write_text(json.dumps({**config, name: value}))
+        with pytest.raises(ModelError, match=name):
+            TextGenerator(copy, device="cpu")

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -340,3 +342,26 @@ def test_sample_tokens_fit_any_model() -> None:
         assert ids.min() >= 0 and ids.max() < spec.vocabulary
         assert np.diff(starts).max() <= spec.max_positions
         assert starts[-1] == len(ids)
+
+
+def test_a_table_whose_file_is_cut_short_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large tables are mapped, small ones read: neither ends the process when somebody cuts the file short."""
+    from safetensors.numpy import save_file
+
+    from anytorch.text.checkpoints import checkpoint as checkpoints
+
+    spec = replace(BERT, vocabulary=2000)
+    ids, starts = pack([[1, 2, 3]])
+    for small in (2**30, 1000):
+        monkeypatch.setattr(checkpoints, "SMALL_NBYTES", small)
+        save_file(random_weights(spec), tmp_path / "model.safetensors")
+        with checkpoints.Checkpoint(tmp_path) as stored:
+            weights = {name: stored.tensor(name) for name in stored.names()}
+        with PackedEncoder(spec, weights, threads=1) as encoder:
+            before = encoder.run(ids, starts)
+            os.truncate(tmp_path / "model.safetensors", 5000)
+            if small > 2**20:
+                assert np.array_equal(encoder.run(ids, starts), before)
+            else:
+                with pytest.raises(ModelError, match="cut short while it was in use"):
+                    encoder.run(ids, starts)

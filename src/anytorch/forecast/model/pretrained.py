@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from anytorch import logs
 from anytorch.errors import ModelError, PackageMissing, UsageError, did_you_mean
-from anytorch.files import replace_file
+from anytorch.files import parse_json, replace_file
 from anytorch.forecast.model.layers import Rotary, inverse_frequencies
+from anytorch.safetensors_files import check_layers, read_header, read_tensor
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -182,6 +183,13 @@ P = TypeVar("P", bound="Pretrained")
 log = logs.logger(__name__)
 SHOWN = 6  # of a list of keys in a message
 
+MOST_LAYERS, LARGEST = 2**12, 2**20
+# The least and the greatest value of every whole number of a config.json. The weights bound them further.
+RANGES: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("d_in", "d_model", "n_heads", "ff_dim"), (1, LARGEST)),
+    **dict.fromkeys(("n_layers", "n_enc_layers", "n_dec_layers"), (1, MOST_LAYERS)),
+    **dict.fromkeys(("s1_bits", "s2_bits", "group_size"), (1, 61)),
+}
 # What a constructor's annotation means for a value of config.json, and the words for it.
 VALUES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
@@ -230,6 +238,7 @@ class Pretrained(nn.Module):
             force_download=force_download,
         )
         config = read_config(folder / CONFIG, cls, changes)
+        check_layers(config, len(read_header(folder / WEIGHTS)[0]), str(folder / CONFIG))
         with torch.device("meta"):  # no memory and no random numbers for weights that are about to be replaced
             module = cls(**config)
         state = read_weights(folder / WEIGHTS, module, dtype, strict)
@@ -309,10 +318,10 @@ def check_shape(d_model: int, heads: int, s1_bits: int, s2_bits: int) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
+        read = parse_json(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise ModelError(f"{path} cannot be read: {exc.strerror}") from exc
-    except (json.JSONDecodeError, UnicodeDecodeError) as exc:
+    except ValueError as exc:
         raise ModelError(f"{path} is not JSON: {exc}") from exc
     if not isinstance(read, dict):
         raise ModelError(f"{path} holds a {type(read).__name__}, not names with their values")
@@ -358,6 +367,10 @@ def check_config(cls: type[Pretrained], config: Mapping[str, Any], where: str) -
         value = config[name]
         if not isinstance(value, fits) or (kind != "bool" and isinstance(value, bool)):
             raise ModelError(f"{where}: {name} is {value!r}, not {words}")
+        least, most = RANGES.get(name, (-LARGEST, LARGEST))
+        if kind != "bool" and not least <= config[name] <= most:  # nan is not, either
+            told = value if abs(config[name]) < 2**63 else "too large"
+            raise ModelError(f"{where}: {name} is {told}; use a number from {least} to {most}")
         if name.endswith("dropout_p") and not 0 <= float(config[name]) <= 1:
             raise ModelError(f"{where}: {name} is {value!r}; use a number from 0 to 1")
 
@@ -367,13 +380,8 @@ def read_weights(path: Path, module: nn.Module, dtype: torch.dtype, strict: bool
 
     Complete if `strict`; else what the file has of it.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        read = load_file(path)
-    except (OSError, SafetensorError) as exc:
-        raise ModelError(f"{path} cannot be read as safetensors: {exc}") from exc
+    # Read, not mapped: a file that somebody cuts short later must not end the process.
+    read = {name: read_tensor(stored) for name, stored in read_header(path)[0].items()}
     wanted = module.state_dict()
     computed = {name: value for name, value in wanted.items() if name.endswith(COMPUTED)}
     missing = [name for name in wanted if name not in read and name not in computed]

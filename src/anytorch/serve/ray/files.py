@@ -18,7 +18,7 @@ from typing import Any
 from anytorch import logs
 from anytorch.counts import counted
 from anytorch.errors import AnytorchError, InputError, UsageError
-from anytorch.files import replace_file
+from anytorch.files import parse_json, replace_file
 from anytorch.serve.ray.cluster import Share, cluster, share_of
 from anytorch.text.embed.engine import ArrowEngine
 from anytorch.text.embed.files import (
@@ -34,6 +34,7 @@ from anytorch.text.embed.files import (
 from anytorch.text.embed.files_journal import (
     Identity,
     RunFolder,
+    check_parts,
     part_path,
     partial_folder,
     remove_leftovers,
@@ -279,12 +280,13 @@ class ScatteredJournal(RunFolder):
 
     def _stored(self) -> dict[str, Any] | None:
         try:
-            stored: dict[str, Any] = json.loads(self.path.read_bytes())
+            stored: dict[str, Any] = parse_json(self.path.read_bytes())
             parts = stored["parts"]
             if stored["format"] == IN_ORDER:
                 parts = dict(enumerate(parts))
             elif stored["format"] != FORMAT:
                 raise ValueError("of another format")
+            check_parts(stored["identity"], parts.values())
             return {"identity": stored["identity"], "parts": {int(number): part for number, part in parts.items()}}
         except FileNotFoundError:
             return None

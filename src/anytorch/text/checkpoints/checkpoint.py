@@ -1,4 +1,4 @@
-"""The tensors of a safetensors checkpoint as NumPy arrays: one file or several, mapped into memory, a tensor at a time."""
+"""The tensors of a safetensors checkpoint as NumPy arrays: one file or several, a tensor at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anytorch.errors import ModelError
-from anytorch.safetensors_files import StoredTensor, locate_tensors
+from anytorch.safetensors_files import SMALL_NBYTES, StoredTensor, locate_tensors, read_into
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -25,7 +25,8 @@ NUMPY_NAMES = {
 class Checkpoint(AbstractContextManager["Checkpoint"]):
     """The weights in a folder (or one .safetensors file). Opening reads headers only.
 
-    `tensor(name)` gives NumPy arrays that share the mapped file's memory where they can; they stay valid after `close`.
+    `tensor(name)` gives NumPy arrays, which stay valid after `close`. Small ones are read. Large ones are mapped, and shared
+    between processes; whoever cuts their file short would end those (SIGBUS): ask `check_still_whole` before each use.
     Raises ModelError, naming the file, for a missing, truncated or damaged one.
     """
 
@@ -63,21 +64,36 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
         """Bytes of all tensors as they are stored."""
         return sum(entry.nbytes for entry in self._entries.values())
 
-    def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        """The tensor's bytes as they are in the file, read-only, flat and not copied (for `torch.frombuffer`)."""
-        entry = self.entry(name)
-        whole = np.frombuffer(self._map(entry.path), dtype=np.uint8)
-        return whole[entry.offset : entry.offset + entry.nbytes]
+    def raw(self, name: str, part: int = 0, parts: int = 1) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes as they are in the file, flat and read-only: read, or of a large tensor mapped.
 
-    def tensor(self, name: str) -> npt.NDArray[Any]:
-        """The tensor; bfloat16, which NumPy does not have, comes as float32 (exactly). Read-only where not converted."""
+        Of one that is cut into equal `parts` along its first axis, those of one part.
+        """
+        entry = self.entry(name)
+        nbytes = entry.nbytes // parts
+        offset = entry.offset + part * nbytes
+        if nbytes <= SMALL_NBYTES:
+            data = np.empty(nbytes, np.uint8)
+            read_into(entry.path, offset, data.data)
+            data.flags.writeable = False
+            return data
+        whole = np.frombuffer(self._map(entry.path), dtype=np.uint8)
+        check_still_whole(whole)
+        return whole[offset : offset + nbytes]
+
+    def tensor(self, name: str, part: int = 0, parts: int = 1) -> npt.NDArray[Any]:
+        """The tensor, or one of its `parts`. Read-only where not converted.
+
+        bfloat16, which NumPy does not have, comes as float32 (exactly).
+        """
         entry = self.entry(name)
         if entry.code not in NUMPY_NAMES:
             raise ModelError(
                 f"{entry.path}: tensor {name!r} has dtype {entry.code}, which NumPy cannot hold",
                 hint="use `raw` and a framework that knows it, or a checkpoint in float32, float16 or bfloat16",
             )
-        values = self.raw(name).view(NUMPY_NAMES[entry.code]).reshape(entry.shape)
+        shape = entry.shape if parts == 1 else (entry.shape[0] // parts, *entry.shape[1:])
+        values = self.raw(name, part, parts).view(NUMPY_NAMES[entry.code]).reshape(shape)
         if entry.code == "BF16":  # the upper half of a float32
             return (values.astype(np.uint32) << 16).view(np.float32)
         return values
@@ -97,3 +113,21 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
             except (OSError, ValueError) as exc:
                 raise ModelError(f"{file}: cannot be read: {exc}") from exc
         return self._maps[file]
+
+
+def check_still_whole(array: npt.NDArray[Any]) -> None:
+    """Raise ModelError if the file an array is mapped from (`mapped_from`) is shorter than when it was mapped."""
+    mapped = mapped_from(array)
+    if mapped is not None and mapped.size() < len(mapped):
+        raise ModelError(
+            f"a model's file was cut short while it was in use: it has {mapped.size()} bytes, not {len(mapped)}",
+            hint="put the file back and load the model again; to replace a file in use, rename a new one over it",
+        )
+
+
+def mapped_from(array: npt.NDArray[Any]) -> mmap.mmap | None:
+    """The mapping that an array's values lie in; None if they are in memory of their own."""
+    base: Any = array
+    while isinstance(base, (np.ndarray, memoryview)):
+        base = base.obj if isinstance(base, memoryview) else base.base
+    return base if isinstance(base, mmap.mmap) else None

@@ -78,6 +78,13 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
                     raise ModelError(f"{where}: {name} is {_shown(value)}, not a number", hint=DAMAGED)
 
 
+def refuse_absent(config: Mapping[str, Any], where: str) -> None:
+    """Raise ModelError for a size that is there as null, which some readers cannot do without."""
+    for name in (*LAYERS, *SIZES):
+        if name in config and config[name] is None:
+            raise ModelError(f"{where}: {name} is None, not a size", hint=DAMAGED)
+
+
 def check_spec(spec: EncoderSpec, where: str) -> None:
     """Raise ModelError for a spec whose fields cannot be computed with: out of range, or at odds with one another."""
     for field, (name, least, most) in FIELDS.items():

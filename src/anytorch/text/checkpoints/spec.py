@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from anytorch.errors import ModelError
-from anytorch.text.checkpoints.ranges import DAMAGED, check_config, check_spec
+from anytorch.text.checkpoints.ranges import DAMAGED, check_config, check_spec, refuse_absent
 from anytorch.values import dataclass
 
 
@@ -89,6 +89,7 @@ def read_spec(config: Mapping[str, Any], *, where: str = "config.json") -> Encod
             hint="the file is damaged or of another kind of model: fetch it again",
         ) from exc
     except (TypeError, ValueError, AttributeError, ArithmeticError) as exc:
+        refuse_absent(config, where)
         raise ModelError(f"{where}: invalid for a {named} model: {exc}", hint=DAMAGED) from exc
     check_spec(spec, where)
     return spec

@@ -77,9 +77,7 @@ class EncoderWeights(Mapping[str, "npt.NDArray[Any]"]):
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         source = self.sources[name]
-        whole = self.checkpoint.tensor(source.name)
-        rows = whole.shape[0] // source.parts
-        return whole[source.part * rows : (source.part + 1) * rows] if source.parts > 1 else whole
+        return self.checkpoint.tensor(source.name, source.part, source.parts)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.sources)

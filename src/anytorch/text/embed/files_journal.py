@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 from anytorch import logs
 from anytorch._version import __version__
 from anytorch.errors import UsageError
-from anytorch.files import replace_file
+from anytorch.files import parse_json, replace_file
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -183,9 +183,10 @@ class Journal(RunFolder):
 
     def _stored(self) -> dict[str, Any] | None:
         try:
-            stored: dict[str, Any] = json.loads(self.path.read_bytes())
+            stored: dict[str, Any] = parse_json(self.path.read_bytes())
             if stored["format"] != FORMAT or not isinstance(stored["parts"], list):
                 raise ValueError("of another format")
+            check_parts(stored["identity"], stored["parts"])
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as exc:
@@ -209,6 +210,15 @@ class Journal(RunFolder):
         shutil.rmtree(self.folder)
 
 
+def check_parts(identity: Any, parts: Iterable[Any]) -> None:
+    """Raise ValueError for what a journal cannot hold: entries without numbers of rows and bytes."""
+    if not isinstance(identity, dict):
+        raise ValueError("it does not say whose run it is")
+    for part in parts:
+        if not isinstance(part, dict) or not all(type(part.get(n)) is int for n in ("rows", "missing", "nbytes")):
+            raise ValueError(f"a part of it is {str(part)[:60]}")
+
+
 def remove_leftovers(target: Path) -> None:
     """Remove the parts left by a run that was killed after its target was complete."""
     shutil.rmtree(partial_folder(target), ignore_errors=True)
@@ -217,7 +227,7 @@ def remove_leftovers(target: Path) -> None:
 def finished_rows(target: Path) -> int:
     """How many rows an unfinished run towards this target has kept; 0 when there is none that can be read."""
     try:
-        stored = json.loads((partial_folder(target) / "journal.json").read_bytes())
+        stored = parse_json((partial_folder(target) / "journal.json").read_bytes())
         return sum(int(part["rows"]) for part in stored["parts"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0

@@ -22,6 +22,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from anytorch import files
 from anytorch.errors import OutputError, UsageError
+from anytorch.files import parse_json
 from anytorch.text.embed.bar import Progress
 from anytorch.text.embed.engine import ArrowEngine
 from anytorch.text.embed.files_read import as_text
@@ -124,8 +125,8 @@ def read_facts(path: Path) -> dict[str, Any] | None:
 
     try:
         stored = (pq.read_schema(path).metadata or {}).get(METADATA_KEY)
-        return None if stored is None else dict(json.loads(stored))
-    except (pa.ArrowException, OSError, ValueError):
+        return None if stored is None else dict(parse_json(stored))
+    except (pa.ArrowException, OSError, ValueError, TypeError):
         return None
 
 

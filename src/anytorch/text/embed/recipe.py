@@ -7,7 +7,6 @@ caller says otherwise).
 
 from __future__ import annotations
 
-import json
 import threading
 import warnings
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any
 from anytorch import logs
 from anytorch.devices.choose import callers_level
 from anytorch.errors import ModelError, UsageError
+from anytorch.files import parse_json
 from anytorch.text.checkpoints.spec import EncoderSpec, read_spec
 from anytorch.text.embed.protocol import POOLINGS
 from anytorch.values import dataclass
@@ -76,6 +76,17 @@ class Recipe:
 
 def read_recipe(folder: Path) -> Recipe:
     """Read a model folder. Raises ModelError that names the missing or invalid file."""
+    try:
+        return _recipe(folder)
+    except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError, OSError) as exc:
+        # A file of valid JSON in which something is of another kind, or longer, than anybody would write.
+        raise ModelError(
+            f"{folder}: a file of its description is invalid: {str(exc)[:200]}",
+            hint="the model folder is damaged: fetch it again",
+        ) from exc
+
+
+def _recipe(folder: Path) -> Recipe:
     if (folder / "modules.json").is_file():
         return _sentence_transformers(folder)
     if not (folder / "config.json").is_file():
@@ -192,14 +203,14 @@ def _prompts(folder: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except FileNotFoundError as exc:
         raise ModelError(
             f"{path}: there is no such file", hint="the model folder is incomplete: fetch it again"
         ) from exc
     except OSError as exc:
         raise ModelError(f"{path}: cannot be read: {exc.strerror}") from exc
-    except (ValueError, RecursionError) as exc:
+    except ValueError as exc:
         raise ModelError(f"{path}: not valid JSON: {exc}", hint="the file is damaged: fetch it again") from exc
 
 

@@ -114,7 +114,7 @@ def assemble(
 
 
 def read(weights: EncoderWeights, name: str) -> Tensor:
-    """The tensor as it is stored, over the mapped file: valid while the checkpoint is open. Not to be written."""
+    """The tensor as it is stored, in memory or over the mapped file. Not to be written."""
     source = weights.sources[name]
     stored = weights.dtype(name)
     if stored not in TORCH_DTYPES:
@@ -124,12 +124,17 @@ def read(weights: EncoderWeights, name: str) -> Tensor:
             hint="use the unquantized checkpoint and let `quantization=` do it here",
         )
     shape = weights.checkpoint.shape(source.name)
-    raw = weights.checkpoint.raw(source.name)
-    # torch warns about every buffer it may not write to; seen through ctypes the same bytes are only bytes.
-    view = (ctypes.c_uint8 * raw.nbytes).from_address(raw.ctypes.data)
-    whole = torch.frombuffer(view, dtype=TORCH_DTYPES[stored]).reshape(shape)
-    rows = shape[0] // source.parts
-    return whole[source.part * rows : (source.part + 1) * rows]
+    if source.parts > 1:
+        shape = (shape[0] // source.parts, *shape[1:])
+    raw = weights.checkpoint.raw(source.name, source.part, source.parts)
+    if not raw.nbytes:
+        found = torch.empty(shape, dtype=TORCH_DTYPES[stored])
+    else:
+        # torch warns about every buffer it may not write to; seen through ctypes the same bytes are only bytes.
+        view = (ctypes.c_uint8 * raw.nbytes).from_address(raw.ctypes.data)
+        view.owner = raw  # type: ignore[attr-defined]  # torch keeps the view, and the view the memory
+        found = torch.frombuffer(view, dtype=TORCH_DTYPES[stored]).reshape(shape)
+    return found
 
 
 def refuse_leftovers(weights: EncoderWeights, checkpoint: Checkpoint, spec: EncoderSpec) -> None:

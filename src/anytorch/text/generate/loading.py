@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +15,14 @@ from anytorch import logs
 from anytorch.devices.memory import memory
 from anytorch.devices.types import Caps
 from anytorch.errors import ModelError, UsageError
+from anytorch.files import parse_json
 from anytorch.memory.fitting import fit, fitted
 from anytorch.memory.levels import DEVICE_SHARE, Size
 from anytorch.memory.loading import load as load_in_tiers
 from anytorch.memory.sizes import parse_nbytes, words
 from anytorch.quant.formats import parse as parse_format
 from anytorch.quant.model import quantize
+from anytorch.safetensors_files import check_layers
 from anytorch.text.checkpoints.checkpoint import Checkpoint
 from anytorch.text.checkpoints.locate import HUB_NAME, first_line, hub_model, local_model
 
@@ -32,6 +33,10 @@ STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 ITEM_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 WHOLE = re.compile(r"embed|wte|wpe|lm_head|position")  # names of tensors that quantizing leaves alone
 UNKNOWN = 1 << 62  # bytes, where a device does not tell what is free
+SIZES = (
+    "num_attention_heads", "n_head", "hidden_size", "n_embd", "head_dim", "max_position_embeddings", "n_positions",
+    "num_key_value_heads",
+)  # fmt: skip
 CONTEXT_KEPT = 4096  # tokens whose keys and values are counted when the question is whether a model fits
 
 
@@ -88,6 +93,8 @@ def load(
     with Checkpoint(folder) as checkpoint:  # refuses pickles, checks every header
         stored, nbytes = stored_dtype(checkpoint), checkpoint.nbytes()
         packable = packable_nbytes(checkpoint)
+        check_layers(config, len(checkpoint.names()), str(folder / "config.json"))
+        check_numbers(config, folder / "config.json")
     chosen = choose_dtype(dtype, stored, caps)
     try:
         import transformers
@@ -140,12 +147,22 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelError(f"{folder} has no config.json", hint="name the folder that holds config.json")
     try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as exc:
+        config = parse_json(path.read_bytes())
+    except (OSError, ValueError) as exc:
         raise ModelError(f"{path}: cannot be read: {exc}", hint="fetch it again") from exc
     if not isinstance(config, dict):
         raise ModelError(f"{path}: not a JSON object", hint="fetch it again")
     return config
+
+
+def check_numbers(config: dict[str, Any], path: Path) -> None:
+    """Raise ModelError for a size that is not one: what a model needs is computed from them."""
+    for name in SIZES:
+        size = config.get(name)
+        if size is not None and (type(size) is not int or not 0 <= size < 2**31):
+            raise ModelError(
+                f"{path}: {name} is {str(size)[:40]}, not a size", hint="the file is damaged: fetch it again"
+            )
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from anytorch import native, settings
 from anytorch.errors import InputError, ModelError, OutOfMemory, UsageError
-from anytorch.text.checkpoints.checkpoint import Floats, Ints
+from anytorch.text.checkpoints.checkpoint import Floats, Ints, check_still_whole, mapped_from
 from anytorch.text.checkpoints.ranges import check_spec
 from anytorch.text.checkpoints.spec import EncoderSpec
 from anytorch.text.checkpoints.weights import shapes
@@ -41,7 +41,7 @@ class PackedEncoder(AbstractContextManager["PackedEncoder"]):
 
     `weights` maps the names of `checkpoints.weights` to arrays (float32, float16, …; [out, in] for linear layers).
     They are read and packed one after the other, so that the peak is never the whole model twice; the word embeddings
-    stay where they are (a mapped file is shared between processes).
+    stay where they are (a large table in a mapped file is shared between processes).
 
     `run` is thread-safe (calls take turns), works on `threads` threads and gives a text the same bits alone and in any
     batch. Raises NativeUnavailable where our C++ cannot be built: take the torch path then. Raises ModelError for
@@ -171,6 +171,8 @@ class PackedEncoder(AbstractContextManager["PackedEncoder"]):
     def _run(self, ids: Ints, starts: Ints, pooled: Floats | None, tokens: Floats | None) -> None:
         where = ctypes.c_int(-1)
         with self._using:
+            if self._mapped:
+                check_still_whole(self._words)
             answer = self._library.encoder_run(
                 self._open(),
                 pointer(ids),
@@ -201,6 +203,7 @@ class PackedEncoder(AbstractContextManager["PackedEncoder"]):
     def _load(self, weights: _Reader, calibration: tuple[npt.ArrayLike, npt.ArrayLike] | None) -> None:
         spec, library, handle = self.spec, self._library, self._open()
         self._words = weights.need("word")  # kept: the C++ reads it in place
+        self._mapped = mapped_from(self._words) is not None
         library.encoder_set_words(handle, pointer(self._words))
         added = _added_rows(spec, weights)
         if added is not None:

@@ -34,6 +34,8 @@ UNKNOWN, LETTERS, GAP, SIGN, NOTHING = range(5)
 DONE, TRUNCATED, LEFT = range(3)
 MOST_THREADS = 8  # a GPU is kept busy by fewer; the others are for whoever sends the batches
 LONGEST_CHARACTER = 13  # bytes one character may become
+LARGEST = 2**31 - 1
+MOST_NODES = 2**24  # of the table of pieces, one for each byte at most; a character is up to 4
 TRICKY = (
     "", " ", "Hello, World!", "naïve Ångström café", "don't stop-me now... (really?)", "a\tb\nc\rd\x0be\x00", "x" * 101,
     "x" * 100, "ǅ İstanbul ß ﬁ", "“curly” — dashes… €5 ½ ²", "ΑΣ Привет שלום", "e\u0301le\u0300ve", "[MASK] [CLS]",
@@ -55,8 +57,10 @@ class WordPiece:
     def encode(self, texts: Sequence[str], most: int) -> tuple[Ints, Ints, npt.NDArray[np.uint8]]:
         """Packed ids of all texts, at most `most` for each, special ones included.
 
+        Texts are left to the reference where `most` has no room for the special ones, and where a word is over 2,048 bytes.
         Raises UnicodeEncodeError for a lone surrogate, TypeError for what is no str, MemoryError.
         """
+        most = max(0, min(most, LARGEST))
         held = list(texts)  # the bytes belong to the texts, which must stay while this works without the GIL
         count = len(held)
         begins, sizes = np.empty(count, np.uintp), np.empty(count, np.int64)
@@ -137,6 +141,13 @@ def unsuitable(layout: dict[str, Any]) -> str:
         return f"it splits and normalises by {kinds}"
     if not layout.get("post_processor"):
         return "it adds no tokens of its own, so that an empty text would have none"
+    vocabulary = model.get("vocab")
+    if not isinstance(vocabulary, dict) or str(model.get("unk_token") or "[UNK]") not in vocabulary:
+        return "its vocabulary has no token for unknown words"
+    if any(not 0 <= number <= LARGEST for number in vocabulary.values()):
+        return "it has ids beyond 31 bits"
+    if 2 * sum(map(len, vocabulary)) > MOST_NODES // 4:
+        return "its vocabulary is too large for the table"
     for token in layout.get("added_tokens") or []:
         if token.get("normalized") or token.get("lstrip") or token.get("rstrip") or token.get("single_word"):
             return f"its added token {token.get('content')!r} has its own matching rules"
@@ -182,11 +193,12 @@ def _compile(reference: Any, layout: dict[str, Any]) -> WordPiece:
     whole, bare = plain.encode("a").ids, plain.encode("a", add_special_tokens=False).ids
     at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
     before, after = np.array(whole[:at], np.int32), np.array(whole[at + len(bare) :], np.int32)
+    longest = min(int(model.get("max_input_chars_per_word") or 100), LARGEST)
     added = b"".join(str(token["content"]).encode() + b"\0" for token in layout.get("added_tokens") or [])
     handle = library.wordpiece_new(
         b"".join(piece for piece, _, _ in entries), offsets.ctypes.data, roots.ctypes.data, numbers.ctypes.data,
         len(entries), table.ctypes.data, CODES, added, len(added), before.ctypes.data, len(before), after.ctypes.data,
-        len(after), vocabulary[str(model.get("unk_token") or "[UNK]")], int(model.get("max_input_chars_per_word") or 100),
+        len(after), vocabulary[str(model.get("unk_token") or "[UNK]")], longest,
     )  # fmt: skip
     if not handle:
         raise MemoryError(f"out of memory for a tokenizer of {len(entries)} pieces")

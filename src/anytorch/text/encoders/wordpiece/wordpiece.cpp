@@ -19,6 +19,7 @@
 namespace {
 
 enum Kind : uint8_t { UNKNOWN = 0, LETTERS = 1, GAP = 2, SIGN = 3, NOTHING = 4 };
+constexpr int64_t LONGEST_WORD = 2048;  // bytes
 enum Flag : uint8_t { DONE = 0, TRUNCATED = 1, LEFT = 2 };
 
 // Children of a node by byte: one open-addressing table for all nodes, since nearly every node has one child.
@@ -112,12 +113,14 @@ struct Tokenizer {
         return false;
     }
 
-    // One text's ids behind `out`, which has room for one per byte and then some; how many they are.
+    // One text's ids behind `out`, which has room for one per byte and then some; how many they are. With no room for the
+    // tokens around a text (`most` below their number), or a word longer than the buffer, it is left to the reference.
     int64_t encode(const uint8_t* text, int64_t length, int64_t most, int32_t* out, uint8_t* flag) const {
-        uint8_t word[2048];
-        int32_t found[2048];
+        uint8_t word[LONGEST_WORD];
+        int32_t found[LONGEST_WORD];
         int64_t bytes = 0, characters = 0, ids = 0;
         const int64_t room = most - static_cast<int64_t>(before.size() + after.size());
+        if (room < 0) { *flag = LEFT; return 0; }
         *flag = DONE;
         for (int32_t id : before) *out++ = id;
 
@@ -149,8 +152,9 @@ struct Tokenizer {
             const Character& is = table[code];
             switch (is.kind) {
                 case LETTERS:
-                    // A word that is too long only has to be known to be so.
-                    if (characters <= most_characters && bytes + is.length <= static_cast<int64_t>(sizeof word)) {
+                    // A word of too many characters only has to be known to be so.
+                    if (characters <= most_characters) {
+                        if (bytes + is.length > LONGEST_WORD) { *flag = LEFT; return 0; }
                         std::memcpy(word + bytes, is.bytes, is.length);
                         bytes += is.length;
                     }
