@@ -11,7 +11,7 @@ import pytest
 
 from anytorch.errors import InputError
 from anytorch.forecast.candles.generate import sample_candles
-from anytorch.serve.limits import opened, parse_json, refuse_crowds
+from anytorch.serve.bodies import opened, parse_json, refuse_crowds
 from anytorch.serve.problems import Problem
 from anytorch.serve.routes import forecast as candle_input
 

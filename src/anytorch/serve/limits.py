@@ -8,19 +8,15 @@ problem document; what fails inside becomes one as well, without a stack trace.
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
+import re
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeVar
 
-import numpy as np
-import orjson
-from fastapi import Request, Response
-from fastapi.routing import APIRoute
-
 from anytorch import logs
+from anytorch.serve.bodies import MOST_NESTED, refuse_crowds
 from anytorch.serve.keys import Keys
 from anytorch.serve.metrics import Metrics
 from anytorch.serve.options import ServeOptions
@@ -56,8 +52,8 @@ class ClientGone(Exception):
 class Call:
     """One request: its headers and its outcome."""
 
-    __slots__ = ("_give_back", "body_nbytes", "client", "ended", "headers", "method", "over", "path", "receive", "route",
-                 "send", "started", "status", "threads", "timeout_s")  # fmt: skip
+    __slots__ = ("_give_back", "body_nbytes", "client", "ended", "headers", "hosts", "method", "over", "path", "receive",
+                 "route", "send", "started", "status", "threads", "timeout_s")  # fmt: skip
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, give_back: Callable[[int], None] = lambda _: None
@@ -66,8 +62,11 @@ class Call:
         self.path: str = scope["path"]
         self.method: str = scope["method"]
         self.headers: dict[bytes, bytes] = {}
+        self.hosts = 0
         for name, value in scope["headers"]:
             self.headers.setdefault(name, value)
+            if name == b"host":
+                self.hosts += 1
         self.client = ""
         self.receive = receive
         self.send = send
@@ -157,6 +156,12 @@ class Guard:
 
     def _check(self, call: Call, scope: Scope) -> None:
         headers = call.headers
+        if call.hosts > 1 or "anytorch.target" in scope:
+            what = "several Host headers" if call.hosts > 1 else "a whole address for its target"
+            raise Problem(
+                400, "ambiguous-host", "The host is ambiguous", f"the request has {what}",
+                hint="send one Host header, and a target that begins with /", headers={"Connection": "close"},
+            )  # fmt: skip
         if self._hosts is not None and host_name(headers.get(b"host", b"")) not in self._hosts:
             raise Problem(
                 421,
@@ -213,9 +218,11 @@ class Guard:
 
     def _may_come_from(self, origin: bytes, headers: dict[bytes, bytes]) -> bool:
         text = origin.decode("latin-1")
-        if text in self._origins or "*" in self._origins:
-            return True
-        return text.partition("://")[2].encode("latin-1") == headers.get(b"host")
+        return self.allows(text) or text.partition("://")[2].encode("latin-1") == headers.get(b"host")
+
+    def allows(self, origin: str | None) -> bool:
+        """Whether pages of this origin were allowed by --allow-origin."""
+        return origin is not None and (origin in self._origins or "*" in self._origins)
 
     def _timeout(self, asked: bytes | None) -> float:
         most = self._options.timeout_s
@@ -369,6 +376,7 @@ def stopped() -> Problem:
     )  # fmt: skip
 
 
+HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s:/@\[\]\\?#,]+))(?::[0-9]{0,5})?")
 PREFLIGHT = [
     (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
     (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-request-timeout"),
@@ -395,11 +403,13 @@ def allowed_hosts(options: ServeOptions) -> frozenset[str] | None:
 
 
 def host_name(header: bytes) -> str:
-    """The name in a Host header, without its port: "[::1]:80" is "::1"."""
-    text = header.decode("latin-1").strip().lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.partition(":")[0]
+    """The name in a Host header, without its port: "[::1]:80" is "::1"; "" for what is not a name and a port.
+
+    >>> host_name(b"[::1]:80"), host_name(b"[::1]evil.com"), host_name(b"localhost:80@evil.com")
+    ('::1', '', '')
+    """
+    found = HOST.fullmatch(header.decode("latin-1").strip().lower())
+    return "" if found is None else found[1] or found[2]
 
 
 # --- how often: a token bucket per client; bounded: idle clients are dropped ------------------------------------------
@@ -426,68 +436,3 @@ class Rates:
         while len(self._buckets) > MOST:
             self._buckets.popitem(last=False)
         return 0.0 if allowed else (1 - left) / self._rate
-
-
-# --- JSON bodies ------------------------------------------------------------------------------------------------------
-
-# A body of a few megabytes can hold millions of empty lists. Making them, and the garbage collector that walks them again
-# and again while more are made, would hold up every other client for seconds. So they are counted before anything is made
-# of them, and nothing of a parsed document is looked at for garbage meanwhile.
-
-LARGE_NBYTES = 64 * 1024
-MOST_NESTED = 65_536  # lists and objects in one body
-QUOTE = ord('"')
-UNIMPORTANT = bytes(set(range(256)) - set(b'[{"'))  # for the count of what a body opens
-
-
-def parse_json(body: bytes) -> Any:
-    """The value in a body. Raises orjson.JSONDecodeError."""
-    if len(body) < LARGE_NBYTES or not gc.isenabled():
-        return orjson.loads(body)
-    gc.disable()
-    try:
-        return orjson.loads(body)
-    finally:
-        gc.enable()
-
-
-def refuse_crowds(body: bytes, most: int = MOST_NESTED) -> None:
-    """Raise a 413 Problem for a JSON body with more lists and objects than `most`. A millisecond or two for most bodies."""
-    if len(body) < LARGE_NBYTES or body.count(b"[") + body.count(b"{") <= most:
-        return
-    count = opened(body)  # more exactly: texts may be full of brackets
-    if count > most:
-        raise Problem(
-            413, "too-much", "The request is too large", f"the body has {count} lists and objects; the limit is {most}",
-            hint="send it in several requests",
-        )  # fmt: skip
-
-
-def opened(body: bytes) -> int:
-    """The number of lists and objects a JSON text opens, not counting brackets in strings.
-
-    >>> opened(rb'{"a": ["[", "\\\\\\"[{", []]}')
-    3
-    """
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote that is left begins or ends a string
-    marks = np.frombuffer(plain.translate(None, delete=UNIMPORTANT), np.uint8)
-    quotes = marks == QUOTE
-    within = np.logical_xor.accumulate(quotes)
-    return int(np.count_nonzero(~within & ~quotes))
-
-
-class JsonRequest(Request):
-    async def json(self) -> Any:
-        return parse_json(await self.body())
-
-
-class JsonRoute(APIRoute):
-    """FastAPI's route, with `parse_json` for its bodies; what that raises is a kind of the json module's own error."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            return await handler(JsonRequest(request.scope, request.receive))
-
-        return handle

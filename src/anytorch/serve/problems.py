@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import struct
+import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
 from traceback import format_exception
 from typing import Any
 from uuid import uuid4
 
 import orjson
+from pydantic import ValidationError
 from starlette.responses import Response, StreamingResponse
 
 from anytorch import logs
@@ -31,6 +37,8 @@ CONTENT_TYPE = b"application/problem+json"
 OPENAI_PATHS = frozenset({"/v1/embeddings", "/v1/completions", "/v1/chat/completions", "/v1/models"})
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 RETRY_AFTER_S = 1
+LONGEST_DETAIL, LONGEST_NAME = 1000, 200  # characters of an answer's words, and of a name in it
+PACKAGES = Path(__file__).parents[2]
 REFUSALS = frozenset({401, 403, 413, 421, 429, 503, 504})
 
 
@@ -63,14 +71,15 @@ class Problem(Exception):
             "type": f"urn:anytorch:problem:{self.code}",
             "title": self.title,
             "status": self.status,
-            "detail": clean(self.detail),
-            "hint": clean(self.hint) or None,
-            "instance": clean(path),
+            "detail": shortened(self.detail, LONGEST_DETAIL),
+            "hint": shortened(self.hint, LONGEST_DETAIL) or None,
+            "instance": shortened(path, LONGEST_NAME),
         }
         if path in OPENAI_PATHS:
             kind = OPENAI_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-            words = self.detail + (f" (hint: {self.hint})" if self.hint else "")
-            document["error"] = {"message": clean(words), "type": kind, "code": self.code, "param": self.param}
+            words = shortened(self.detail, LONGEST_DETAIL) + (f" (hint: {document['hint']})" if self.hint else "")
+            param = None if self.param is None else shortened(self.param, LONGEST_NAME)
+            document["error"] = {"message": words, "type": kind, "code": self.code, "param": param}
         return orjson.dumps(document)
 
     def raw_headers(self, nbytes: int) -> list[tuple[bytes, bytes]]:
@@ -81,6 +90,25 @@ class Problem(Exception):
 def clean(text: str) -> str:
     """The text without lone surrogates, which JSON writers reject."""
     return text.encode("utf-8", "replace").decode()
+
+
+def shortened(text: str, most: int) -> str:
+    """The text as an answer may have it: clean, no longer than `most`, with the folders of this machine left out.
+
+    What a client sent is not sent back by the kilobyte, and where things lie here is for the log.
+    """
+    if len(text) > most:
+        text = text[: most - 1] + "…"
+    for folder in private_folders():
+        text = text.replace(folder, "…")
+    return clean(text)
+
+
+@lru_cache(maxsize=1)
+def private_folders() -> tuple[str, ...]:
+    """Folders whose names say who runs this and how it is set up, the longest first."""
+    found = {Path.home(), Path.cwd(), Path(sys.prefix), Path(sys.base_prefix), Path(tempfile.gettempdir()), PACKAGES}
+    return tuple(sorted({str(one) for one in found if len(one.parts) > 1}, key=len, reverse=True))
 
 
 def problem_of(exc: BaseException) -> Problem | None:
@@ -110,6 +138,31 @@ def problem_of(exc: BaseException) -> Problem | None:
     if isinstance(exc, DeviceError):
         return Problem(503, "device-failed", "The device could not compute it", **words)
     return None
+
+
+# What Python, pandas and others raise for values that nobody thought of.
+UNREADABLE = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, struct.error)
+TOLD = (AnytorchError, ValidationError, orjson.JSONDecodeError)  # these are told in their own words
+
+
+class reading:
+    """A block that makes something of a client's data: what it raises of UNREADABLE becomes a 400 Problem, and is logged."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, _: object) -> None:
+        if not isinstance(exc, UNREADABLE) or isinstance(exc, TOLD):
+            return
+        log.warning("%s cannot be read: %s", self._what, "".join(format_exception(exc)))
+        raise Problem(
+            400, "unreadable", "The request cannot be read", f"{self._what} cannot be read ({type(exc).__name__})",
+            hint="check its values; the service's log says more",
+        ) from exc  # fmt: skip
 
 
 def retry_after(seconds: float = RETRY_AFTER_S) -> dict[str, str]:

@@ -352,6 +352,10 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
+        if not self.url.startswith(b"/") and self.url != b"*":
+            self.scope["anytorch.target"] = (
+                "absolute"  # its host would be another than the header's: the guard refuses it
+            )
         self._wait(self.options.body_timeout_s)
         super().on_headers_complete()
 

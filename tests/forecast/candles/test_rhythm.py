@@ -403,3 +403,11 @@ def test_times_out_of_order_have_the_rhythm_of_those_in_order() -> None:
 def test_a_horizon_is_a_whole_number(horizon: Any) -> None:
     with pytest.raises(InputError, match="is not a whole number"):
         future_times(pd.date_range("2024-01-01", periods=9, freq="h"), horizon)
+
+
+@pytest.mark.parametrize("years", [(1, 1), (1600, 1700), (2024, 9998), (9999, 9999)])
+def test_years_that_cannot_be_counted_are_refused(years: tuple[int, int]) -> None:
+    """Nanoseconds wrap around there: steps would be of any size, and run backwards."""
+    times = pd.DatetimeIndex(np.array([f"{years[0]:04d}-01-01", f"{years[1]:04d}-06-01"], "datetime64[s]"))
+    with pytest.raises(InputError, match="years from 1678 to 2261"):
+        rhythm_of(times)

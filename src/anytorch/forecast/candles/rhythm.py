@@ -101,6 +101,7 @@ def _days(days: list[int]) -> str:
     return ", ".join(WEEKDAYS[day] for day in days)
 
 
+FIRST_YEAR, LAST_YEAR = 1678, 2261
 RECENT = 35  # dates with bars
 RECENT_DAYS = 100  # for daily bars: each week says one thing about a weekday, and eight must agree
 
@@ -127,8 +128,9 @@ class Rhythm:
 
 
 def rhythm_of(times: Any) -> Rhythm:
-    """The rhythm of timestamps; at least two different ones are needed."""
+    """The rhythm of timestamps, at least two different ones. Raises InputError for years that cannot be counted."""
     index = pd.DatetimeIndex(times)
+    _require_countable(index)
     moments = _nanoseconds(index.tz_localize(None) if index.tz is None else index.tz_convert(None))
     steps = np.diff(moments)
     if (steps <= 0).any():
@@ -163,6 +165,17 @@ def rhythm_of(times: Any) -> Rhythm:
     assumed = weekend_to_assume(recent, nights)
     daily = [(day * DAY + after, day * DAY + until) for day in range(7) for after, until in nights]
     return Rhythm(*known, joined([*daily, *weekly, *assumed]), assumed=bool(assumed))
+
+
+def _require_countable(index: Any) -> None:
+    """Steps are counted in nanoseconds, of which 64 bits hold 292 years on either side of 1970; beyond, they would wrap."""
+    years = index.year
+    for wrong in (years.min(), years.max()) if len(index) else ():
+        if not FIRST_YEAR <= wrong <= LAST_YEAR:
+            raise InputError(
+                f"the timestamps reach to the year {wrong}: years from {FIRST_YEAR} to {LAST_YEAR} can be used",
+                hint="check the format of the timestamps",
+            )
 
 
 def _nanoseconds(naive: Any) -> np.ndarray:

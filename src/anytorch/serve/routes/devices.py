@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from anytorch.devices.doctor import explain
 from anytorch.errors import UsageError
 from anytorch.serve import benchmarks, graphs, machine, schemas
-from anytorch.serve.limits import JsonRoute
-from anytorch.serve.problems import EVENT_STREAM, Problem, event, event_stream, problems
+from anytorch.serve.bodies import JsonRoute
+from anytorch.serve.problems import EVENT_STREAM, LONGEST_NAME, Problem, event, event_stream, problems
 from anytorch.serve.state import Service
 
 T = TypeVar("T")
@@ -19,8 +19,23 @@ router = APIRouter(tags=["devices"])
 measuring = APIRouter(tags=["benchmark"], route_class=JsonRoute)
 
 
-@router.get("/v1/devices", responses=problems(401))
-async def devices(service: Service, refresh: bool = False) -> schemas.Devices:
+async def asked_to_refresh(request: Request, refresh: bool = False) -> bool:
+    """Whether the devices are to be tried anew. Raises a 403 Problem where a page of another site asks for that: its browser
+    sends such a request without an Origin header, and says so in this one."""
+    site = request.headers.get("sec-fetch-site", "same-origin").strip().lower()
+    if refresh and site not in ("same-origin", "none") and not request.app.guard.allows(request.headers.get("origin")):
+        raise Problem(
+            403, "foreign-origin", "Origin not allowed", "a web page of another site may not try the devices anew",
+            hint="allow it with --allow-origin",
+        )  # fmt: skip
+    return refresh
+
+
+Refresh = Annotated[bool, Depends(asked_to_refresh)]
+
+
+@router.get("/v1/devices", responses=problems(401, 403))
+async def devices(service: Service, refresh: Refresh) -> schemas.Devices:
     """Every device, tried in a child process; for each missing or broken one, why and how to fix it."""
     found, tried = await service.surveys.survey(refresh=refresh)
     return await service.pools.questions.run(machine.devices_of, found, service.activity, tried)
@@ -33,8 +48,8 @@ async def live(service: Service) -> schemas.LiveDevices:
     return await service.pools.questions.run(machine.live, found, service.activity)
 
 
-@router.get("/v1/doctor", responses=problems(401))
-async def doctor(service: Service, refresh: bool = False) -> schemas.Findings:
+@router.get("/v1/doctor", responses=problems(401, 403))
+async def doctor(service: Service, refresh: Refresh) -> schemas.Findings:
     """What is wrong on this machine, worst first, each with its fix."""
     found, tried = await service.surveys.survey(refresh=refresh)
     return schemas.Findings(findings=[machine.reason_of(reason) for reason in found.reasons], tried=tried)
@@ -50,7 +65,7 @@ async def page(code: str) -> Response:
     try:
         return Response(explain(code), media_type="text/markdown; charset=utf-8")
     except UsageError as exc:
-        raise Problem(404, "no-such-diagnosis", "Unknown diagnosis", exc.message, hint=exc.hint) from exc
+        raise Problem(404, "no-such-diagnosis", "Unknown diagnosis", exc.message[:200], hint=exc.hint) from exc
 
 
 @router.get("/v1/graphs", responses=problems(401))
@@ -63,7 +78,7 @@ async def list_graphs(service: Service) -> schemas.Graphs:
 @router.get("/v1/graphs/{key}", responses=problems(401, 404))
 async def graph(key: str, service: Service) -> schemas.WholeGraph:
     """One of them in full: of a kernel graph also its form, its picture and the chosen kernels with their text."""
-    return _found(await service.pools.questions.run(graphs.graph, key), key)
+    return _found(await service.pools.questions.run(graphs.graph, _file_name(key)), key)
 
 
 @router.get(
@@ -73,14 +88,21 @@ async def graph(key: str, service: Service) -> schemas.WholeGraph:
 )
 async def picture(key: str, service: Service) -> Response:
     """The picture of a kernel graph: its ops, with a colour for every kernel that was chosen."""
-    drawn = _found(await service.pools.questions.run(graphs.picture, key), key)
+    drawn = _found(await service.pools.questions.run(graphs.picture, _file_name(key)), key)
     headers = {"Content-Security-Policy": "default-src 'none'; sandbox", "Cache-Control": "no-cache"}
     return Response(drawn, media_type="image/svg+xml", headers=headers)
 
 
+def _file_name(key: str) -> str:
+    """A key that can be one: they name files, and a longer one would only be a warning in the log."""
+    if len(key) > LONGEST_NAME:
+        _found(None, key)
+    return key
+
+
 def _found(answer: T | None, key: str) -> T:
     if answer is None:
-        detail = f"There is no graph {key!r}, or it has no picture."
+        detail = f"There is no graph {key[:100]!r}, or it has no picture."
         raise Problem(404, "no-such-graph", "Unknown graph", detail, hint="GET /v1/graphs lists them with their ids")
     return answer
 

@@ -20,12 +20,13 @@ import orjson
 from fastapi import APIRouter, Response
 
 from anytorch.serve import schemas
-from anytorch.serve.limits import SECURITY, Call, ClientGone, Guard, JsonRoute, parse_json, within
+from anytorch.serve.bodies import JsonRoute, parse_json
+from anytorch.serve.limits import SECURITY, Call, ClientGone, Guard, within
 from anytorch.serve.loaders import EmbeddingModel
 from anytorch.serve.metrics import Metrics
 from anytorch.serve.models import Registry
 from anytorch.serve.options import ServeOptions
-from anytorch.serve.problems import Problem, json_answer, problems
+from anytorch.serve.problems import Problem, json_answer, problems, reading
 from anytorch.serve.state import Service, State
 from anytorch.serve.threads import Pools, go_on
 from anytorch.text.embed.compare import nearest, prepared, project_to_plane, scores
@@ -135,7 +136,9 @@ class Embeddings:
         self.guard: Guard  # set by the app: it reads bodies
 
     async def __call__(self, call: Call) -> None:
-        asked = parse(await self.guard.read(call), self._options)
+        body = await self.guard.read(call)
+        with reading("the body"):
+            asked = parse(body, self._options)
         slot = self._models.slot("embeddings", asked.model)
         with self._models.use(slot):
             model = slot.model or await before_queueing(self._models.ready(slot), call)
@@ -153,14 +156,14 @@ class Embeddings:
                 raise late(call)
             future = model.queue.submit_tokens(tokens, dim=asked.dim, precision=asked.precision, timeout_s=left)
             vectors = await awaited(future, call, left)
-            body = answer(vectors, asked, model.info.id, count)
+            made = answer(vectors, asked, model.info.id, count)
         self._metrics.embedding_tokens.inc(count)
         call.status = 200
         extra = TAIL if b"origin" not in call.headers else [JSON, *self.guard.extra_headers(call)]
         await call.send(
-            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body)), *extra]}
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(made)), *extra]}
         )
-        await call.send({"type": "http.response.body", "body": body})
+        await call.send({"type": "http.response.body", "body": made})
 
     async def tokens(self, model: EmbeddingModel, asked: Asked, call: Call) -> Tokens:
         began = time.perf_counter()

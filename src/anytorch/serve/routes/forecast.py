@@ -19,10 +19,10 @@ from anytorch.forecast.candles.read import CandleSeries, read_candles
 from anytorch.forecast.candles.tables import extent, require_pandas
 from anytorch.forecast.queue import Terms
 from anytorch.serve import schemas
-from anytorch.serve.limits import parse_json
+from anytorch.serve.bodies import parse_json
 from anytorch.serve.loaders import ForecastModel
 from anytorch.serve.options import ServeOptions
-from anytorch.serve.problems import Problem, json_answer, problems, validation_problem
+from anytorch.serve.problems import Problem, clean, json_answer, problems, reading, validation_problem
 from anytorch.serve.state import State, allowed_s
 from anytorch.serve.threads import go_on
 
@@ -138,7 +138,9 @@ async def read_body(request: Request) -> schemas.ForecastRequest:
             raise Problem(
                 415, "unknown-body", "Unsupported content type", "send application/json or multipart/form-data"
             )
-        return schemas.ForecastRequest.model_validate(parse_json(await request.body()))
+        body = await request.body()
+        with reading("the body"):
+            return schemas.ForecastRequest.model_validate(parse_json(body))
     except orjson.JSONDecodeError as exc:
         raise Problem(400, "not-json", "The body is not JSON", f"the body is not JSON: {exc}") from exc
     except ValidationError as exc:
@@ -237,8 +239,13 @@ def decode_upload(body: bytes) -> str:
 
 
 def read(asked: schemas.ForecastRequest) -> CandleSeries:
-    """Read the series to forecast. Slow: call it in a thread. Raises InputError with line and column."""
+    """Read the series to forecast. Slow: call it in a thread. Raises InputError with line and column, or a 400 Problem."""
     require_pandas()
+    with reading("the history"):
+        return history_of(asked)
+
+
+def history_of(asked: schemas.ForecastRequest) -> CandleSeries:
     if asked.sample:
         table: Any = sample_candles(SAMPLE_ROWS, seed=(asked.seed or 0) % 2**31)
         name = "sample"
@@ -290,7 +297,9 @@ def require_finite(found: Any) -> None:
 
 
 def table_of(candles: schemas.Candles) -> Any:
-    columns: dict[str, Any] = {"timestamps": candles.timestamps}
+    columns: dict[str, Any] = {
+        "timestamps": [clean(one) if isinstance(one, str) else one for one in candles.timestamps]
+    }
     for name in COLUMNS:
         values = getattr(candles, name)
         if values is None:

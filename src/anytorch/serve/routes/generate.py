@@ -12,7 +12,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request, Response
 
 from anytorch.serve import schemas
-from anytorch.serve.limits import JsonRoute
+from anytorch.serve.bodies import JsonRoute
 from anytorch.serve.loaders import TextModel
 from anytorch.serve.problems import (
     EVENT_STREAM,

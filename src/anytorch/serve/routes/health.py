@@ -12,7 +12,7 @@ from fastapi import APIRouter, Response
 from anytorch._version import __version__
 from anytorch.devices.choose import device_info
 from anytorch.serve import schemas
-from anytorch.serve.limits import JsonRoute
+from anytorch.serve.bodies import JsonRoute
 from anytorch.serve.loaders import EMBEDDED
 from anytorch.serve.metrics import CONTENT_TYPE
 from anytorch.serve.models import JOBS, Slot, failure
@@ -142,7 +142,7 @@ async def one(name: str, service: Service) -> schemas.OpenAIModel:
             return model
     raise Problem(
         404, "model-not-found", "Unknown model",
-        f"{name!r} is not loaded; loaded: {', '.join(model.id for model in there) or 'none'}", param="model",
+        f"{name[:200]!r} is not loaded; loaded: {', '.join(model.id for model in there) or 'none'}", param="model",
     )  # fmt: skip
 
 
