@@ -32,7 +32,7 @@ def test_list_shows_what_was_chosen(cli: Callable[..., Any]) -> None:
     assert eager.key[:12] in second and second.count("1 ms") == 2 and "2026-11-15" in second
     listed = cli("graph", "list", "--json").document["graphs"]
     assert [row["key"] for row in listed] == [one.key, eager.key] and listed[0]["speedup"] == pytest.approx(2.5)
-    assert listed[0]["kernels"] == 1 and listed[1]["kernels"] == 0 and listed[1]["chosen"] == "eager torch"
+    assert listed[0]["kernels"] == 2 and listed[1]["kernels"] == 0 and listed[1]["chosen"] == "eager torch"
 
 
 def test_show_tells_candidates_reasons_and_kernels(cli: Callable[..., Any], tmp_path: Path) -> None:
@@ -43,6 +43,7 @@ def test_show_tells_candidates_reasons_and_kernels(cli: Callable[..., Any], tmp_
         "an output is off by 3" in words.out and "no time was left" in words.out and "cpp: i0=4 lanes=i1" in words.out
     )
     assert "5 %" in words.out and f"allowed: 8 {made.UNIT}" in words.out  # eager's error of 0.4
+    assert "handwritten: norm (C++), norm.h" in words.out
     assert "matmul by torch" in words.out and "void kernel" not in words.out and "--kernels" in words.err
     with_text = cli("graph", "show", one.key, "--kernels", "--svg", str(tmp_path / "g.svg"))
     assert made.CPP.strip() in with_text.out and (tmp_path / "g.svg").read_text() == one.picture

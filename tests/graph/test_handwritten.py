@@ -217,6 +217,19 @@ def test_what_this_machine_lacks_is_no_candidate(
     assert "are not used" in caplog.text
 
 
+def test_what_goes_wrong_beside_the_kernels_leaves_the_search_alone(
+    registry: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: Any) -> str:
+        raise OSError("no such library")
+
+    registry(replace(_kernel("asks in vain"), why_not=broken), _kernel())
+    monkeypatch.setattr(racing, "measure", lambda *args, **more: broken())
+    found = Search(_linear(), {}, CPU, 60).run()
+    assert found.verdict is not None and not any("handwritten" in one.name for one in found.verdict.trials)
+    assert "asks in vain is not used: OSError: no such library" in caplog.text and "not raced" in caplog.text
+
+
 def test_a_remembered_kernel_that_is_gone_is_searched_for_again(
     registry: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from anytorch.errors import GraphError
 from anytorch.graph import field, verify
 from anytorch.graph.back import cpp as back
 from anytorch.graph.emit import cpp, triton
@@ -112,6 +113,22 @@ def test_bytes_are_read_as_weights(group: int) -> None:
         program = Program(cut, [Step(cut.groups[0], kernel, back.prepare(kernel, schedule), schedule.name)])
         verify.check(graph, {}, partial(program, poison=True), CPU, ("normal", "one-hot"))
     compile(triton.render(kernel, triton_schedules(kernel, {})[0]), "int8", "exec")
+
+
+def test_bytes_are_weights_and_nothing_is_computed_in_them() -> None:
+    """In torch they wrap round at 128: a kernel that does not would be right until one is that large."""
+    b = Builder()
+    x, y = b.input((4, 8), "int8"), b.input((4, 8), "float32")
+    wrong: list[Callable[[], int]] = [
+        lambda: b.add("add", x, x),
+        lambda: b.add("neg", x),
+        lambda: b.add("cast", y, dtype="int8"),
+        lambda: b.add("reduce", x, how="sum", dims=(1,)),
+    ]
+    for op in wrong:
+        with pytest.raises(GraphError, match="in int8 is invalid"):
+            op()
+    assert b.nodes[b.add("mul", x, y)].dtype == "float32"
 
 
 def test_whole_numbers_are_summed_by_torch() -> None:

@@ -43,13 +43,14 @@ def test_a_kernel_graph_is_shown_with_its_record(service: Any, monkeypatch: pyte
     listed = service.client.get("/v1/graphs").json()["graphs"]
     assert [row["id"] for row in listed] == [one.key, older.key], "the kernels' own choices belong to their graph"
     first = listed[0]
-    assert (first["title"], first["sizes"], first["kernels"], first["speedup"]) == (one.title, {"b": 4}, 1, 2.5)
+    assert (first["title"], first["sizes"], first["kernels"], first["speedup"]) == (one.title, {"b": 4}, 2, 2.5)
     assert first["kind"] == "kernel graph" and first["picture_svg"] is None and "text" not in str(first)
     whole = service.client.get(f"/v1/graphs/{one.key}").json()
-    assert whole["steps"][0]["text"] == made.CPP and whole["steps"][1] == {
+    assert whole["steps"][0]["text"] == made.CPP and whole["steps"][2] == {
         **dict.fromkeys(whole["steps"][0]),
         "ops": ["matmul"],
     }
+    assert (whole["steps"][1]["source"], whole["steps"][1]["text"]) == ("norm.h", None)
     assert whole["graph"] == one.graph and whole["picture_svg"] == one.picture and whole["least_nbytes"] == 13824
     reasons = {row["name"]: row["reason"] for row in whole["candidates"]}
     assert "off by 3" in reasons[made.REFUSED] and reasons[made.FUSED] is None

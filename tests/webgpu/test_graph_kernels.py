@@ -16,6 +16,7 @@ from anytorch.graph.search import Search
 
 pytestmark = pytest.mark.usefixtures("webgpu")
 PRODUCT, SOFTMAX, NORM = "product with bias and activation (WGSL)", "softmax (WGSL)", "norm (WGSL)"
+BYTES = "int8 product (WGSL)"
 
 
 def device() -> torch.device:
@@ -31,6 +32,8 @@ CASES: dict[str, tuple[Graph, str]] = {
     "linear, turned": (by_hand.linear(5, 64, 40, bias=True, act="relu"), PRODUCT),
     "linear": (by_hand.linear(3, 33, 17, bias=True, turned=False), PRODUCT),
     "linear without a bias": (by_hand.linear(5, 48, 36, act="gelu_tanh"), PRODUCT),
+    "bytes": (by_hand.int8(3, 64, 40, "float32"), BYTES),
+    "bytes, scaled afterwards": (by_hand.int8(1, 36, 8, "float32", after=True), BYTES),
     "softmax": (softmax(7, 100), SOFTMAX),
     "softmax of columns": (softmax(6, 5, 33, dim=1), SOFTMAX),
     "layer norm": (by_hand.norm("layer_norm", (7, 100), 2), NORM),
@@ -51,6 +54,15 @@ def test_they_say_what_they_do_not_take() -> None:
     others = (by_hand.linear(5, 64, 40), by_hand.linear(5, 64, 40, act="silu"), softmax(0, 8))
     assert [by_hand.names(graph, "wgsl", device=device()) for graph in others] == [set()] * 3
     assert not by_hand.names(softmax(7, 8), "wgsl")  # a tensor of another device
+
+
+def test_bytes_are_read_by_the_devices_kernel_alone() -> None:
+    found = Search(by_hand.int8(3, 64, 40, "float32"), {}, device(), 30, quick=True).run()
+    assert found.verdict is not None
+    refused = {one.name: one.refused for one in found.verdict.trials}
+    assert "int8 is not computed in WGSL" in refused["all fused, scales after products"]
+    tried = [name for name in refused if "handwritten" in name]
+    assert all("int8" in name for name in tried) and any(one.trial(BYTES) for one in found.kernels)
 
 
 def test_a_search_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:

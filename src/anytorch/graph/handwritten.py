@@ -12,13 +12,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 
 import torch
 
 from anytorch import logs
+from anytorch.devices.stopwatch import on_device
 from anytorch.errors import GraphError
 from anytorch.graph.ir import Builder, Graph, Node
 from anytorch.graph.patterns import OP, PREFIX, Match, Pattern, matches
@@ -135,7 +136,7 @@ def sites(graph: Graph, known: Mapping[str, int], back: str, device: torch.devic
             if any(match.work <= larger for larger in taken):
                 continue
             part = match.alone()
-            if reason := kernel.why_not(part, known, device):
+            if reason := _why_not(kernel, part, known, device):
                 log.debug("%s is no candidate: %s", kernel.name, reason)
                 continue
             taken.append(match.work)
@@ -143,6 +144,14 @@ def sites(graph: Graph, known: Mapping[str, int], back: str, device: torch.devic
             before = found[key].kernels if key in found else ()
             found[key] = Site(match, part, (*before, kernel))
     return sorted(found.values(), key=lambda site: (-len(site.match.work), site.match.output))
+
+
+def _why_not(kernel: Handwritten, part: Match, known: Mapping[str, int], device: torch.device) -> str:
+    try:
+        return kernel.why_not(part, known, device)
+    except Exception as exc:  # noqa: BLE001  (a library or a driver; whatever it is, the search can do without this kernel)
+        log.warning("the kernel %s is not used: %s: %s", kernel.name, type(exc).__name__, exc)
+        return str(exc) or type(exc).__name__
 
 
 def apart(places: Iterable[Site]) -> list[Site]:
@@ -200,7 +209,11 @@ class ByHand:
     launch: Launch
 
     def __call__(self, tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        self.launch(tensors if self.kernel.strided else [tensor.contiguous() for tensor in tensors], out)
+        given = tensors if self.kernel.strided else [tensor.contiguous() for tensor in tensors]
+        if out.device.type == "cpu":
+            self.launch(given, out)
+        else:  # kernels are launched on the current device
+            on_device(out.device, partial(self.launch, given, out))
 
 
 def ready(kernel: Handwritten, part: Match, known: Mapping[str, int], device: torch.device) -> ByHand:

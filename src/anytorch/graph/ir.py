@@ -134,6 +134,7 @@ class Builder:
         if op != "input" and key in self._known:
             return self._known[key]
         shape, dtype = ops.OPS[op].rule([self.nodes[arg] for arg in args], dict(kept))
+        ops.check_bytes(op, dtype, [self.nodes[arg].dtype for arg in args])
         self.nodes.append(Node(op, args, kept, shape, dtype))
         self._known[key] = len(self.nodes) - 1
         return len(self.nodes) - 1

@@ -118,6 +118,13 @@ def check_dtype(op: str, dtype: Any) -> None:
         raise GraphError(f"{op}: unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
 
 
+def check_bytes(op: str, dtype: str, of: Sequence[str]) -> None:
+    """Raise GraphError for arithmetic in int8: torch's wraps round at 128, which no kernel of ours does."""
+    made = dtype == "int8" and OPS[op].kind not in ("input", "view", "gather")
+    if made or (op == "reduce" and "int8" in of):
+        raise GraphError(f"{op} in int8 is invalid: bytes are weights here", hint="cast them to a float first")
+
+
 def _constant(nodes: Sequence[Node], attrs: Attrs) -> tuple[Shape, str]:
     known(attrs, "constant", "value", "dtype")
     check_dtype("constant", attrs["dtype"])

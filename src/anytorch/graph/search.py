@@ -206,7 +206,11 @@ class Search:
             title = f"{len(site.match.work)} ops by hand, {site.what}"
             asked = self._asked(back, title, {**facts, "sources": handwritten.version(back.name)})
             self.tell(title, 1 - self.left_s / self.time_limit_s)
-            verdict = racing.race(site, self.known, self.device, asked, self.clock, _error, self.left_s)
+            try:
+                verdict = racing.race(site, self.known, self.device, asked, self.clock, _error, self.left_s)
+            except Exception as exc:  # noqa: BLE001  (as in `_try`: a lack of memory must not end the search)
+                log.warning("%s: not raced: %s", title, (str(exc).splitlines() or [type(exc).__name__])[0])
+                continue
             self.kernels.append(verdict)
             if (winner := site.only(verdict.chosen)) is not None:
                 winners.append(winner)

@@ -52,7 +52,9 @@ def is_supported(node: Node) -> bool:
     values = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
     found = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
     tensors = [one for one in found if isinstance(one, torch.Tensor) and one.device.type == NAME]
-    return len(tensors) == len(found) and usable(*[one.dtype for one in tensors]) and is_traceable(node)
+    dtypes = [one.dtype for one in tensors]
+    known = len(tensors) == len(found) and usable(*dtypes) and torch.int8 not in dtypes  # generated WGSL reads no bytes
+    return known and is_traceable(node)
 
 
 def decompositions() -> dict[Any, Any]:

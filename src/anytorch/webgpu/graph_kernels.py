@@ -15,8 +15,10 @@ from anytorch.gpu.wgsl import norm as wgsl
 from anytorch.gpu.wgsl.softmax import SOFTMAX, RowRule
 from anytorch.graph.handwritten import Handwritten, Launch
 from anytorch.graph.patterns import Match, either, given, op
+from anytorch.graph.patterns import int8_linear as int8_linear_pattern
 from anytorch.graph.sizes import shape_at
 from anytorch.webgpu.dtypes import FLOATS, computable
+from anytorch.webgpu.ops.quantized import int8_linear
 from anytorch.webgpu.products import product
 from anytorch.webgpu.rows import Geometry, row_geometry, row_plan
 from anytorch.webgpu.tensors import NAME
@@ -104,6 +106,29 @@ def _rule(match: Match) -> tuple[RowRule, tuple[float, ...]]:
     return wgsl.normalise("weight" in match, "bias" in match), eps
 
 
+# --- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def why_no_bytes(match: Match, known: Mapping[str, int], device: torch.device) -> str:
+    rows, columns = match.shape("codes", known) if len(match["codes"].shape) == 2 else (0, 0)
+    if match["codes"].dtype != "int8" or match["x"].dtype != "float32" or match["scale"].dtype != "float32":
+        return "it is for bytes with scales in float32"
+    if "bias" in match or "grouped" in match or columns % 4 or torch.Size(match.shape("scale", known)).numel() != rows:
+        return "it takes one scale per row of four bytes or more, and no bias"
+    return _why_not_here(match, known, device)
+
+
+def prepare_bytes(match: Match, known: Mapping[str, int], device: torch.device) -> Launch:
+    x, codes, scale = (match.place(name) for name in ("x", "codes", "scale"))
+    rows, columns = match.shape("codes", known)
+
+    def run(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        scales = tensors[scale].view(rows)
+        int8_linear(tensors[x].view(-1, columns), tensors[codes], scales, out.view(-1, rows))
+
+    return run
+
+
 X, WEIGHT, BIAS = given("x"), given("weight"), given("bias")
 PRODUCT = op("matmul", X, given("w"))
 ADDED = op("add", PRODUCT, BIAS)
@@ -129,6 +154,10 @@ KERNELS = (
     Handwritten(
         *("softmax (WGSL)", "softmax", "gpu/wgsl/softmax.py", BACK, op("softmax", X, name="rows")),
         *(why_no_rows, prepare_rows),
+    ),
+    Handwritten(
+        *("int8 product (WGSL)", "int8 linear", "gpu/wgsl/quantized.py", BACK, int8_linear_pattern()),
+        *(why_no_bytes, prepare_bytes),
     ),
     Handwritten("norm (WGSL)", "norm", "gpu/wgsl/norm.py", BACK, NORM, why_no_rows, prepare_rows),
 )

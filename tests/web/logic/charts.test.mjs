@@ -203,6 +203,7 @@ test("a step is a kernel of ours or torch's own work", () => {
   assert.equal(stepWords({ ops: ["mul", "exp"], schedule: "m=4", text: "x" }), "2 ops in one kernel, m=4");
   assert.equal(stepWords({ ops: ["exp"], schedule: "m=4", text: "x" }), "exp, m=4");
   assert.equal(stepWords({ ops: ["matmul"], schedule: null, text: null }), "matmul by torch");
+  assert.equal(stepWords({ ops: ["attention"], schedule: "handwritten: a", text: null, source: "a.h" }), "handwritten: a, a.h");
 });
 
 test("figures over tuned choices", () => {

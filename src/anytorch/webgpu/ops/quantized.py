@@ -19,8 +19,15 @@ from anytorch.webgpu.tuning import Shape, offered
 
 
 def _product(
-    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bits: int, n: int, group: int
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    bits: int,
+    n: int,
+    group: int,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """The product, in `out` if that is given; what it is then must have whole words, as float32 has."""
     check_devices("a quantized linear layer", x, weight, scales)
     m, k = x.shape
     if x.dtype not in FLOATS or not computable(x.dtype, scales.dtype):
@@ -29,7 +36,7 @@ def _product(
         raise RuntimeError(
             f"webgpu: quantized weights need an input size that is a multiple of 8 (4 for int8), not {k}"
         )
-    result = new_contiguous((m, n), word_dtype(x.dtype))
+    result = new_contiguous((m, n), word_dtype(x.dtype)) if out is None else out
     if result.numel() == 0:
         return narrowed(result, x.dtype)
     bound = (contiguous(x), contiguous(weight), contiguous(scales), result)
@@ -54,13 +61,15 @@ def _product(
     return narrowed(result, x.dtype)
 
 
-def int8_linear(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def int8_linear(
+    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """aten::_weight_int8pack_mm: x [m, k] times int8 weight [n, k] transposed, times scales [n]."""
     if weight.dim() != 2 or weight.dtype is not torch.int8 or weight.shape[1] != x.shape[1]:
         raise RuntimeError(f"expected an int8 weight of [n, {x.shape[1]}], got {weight.dtype} {tuple(weight.shape)}")
     if buffer_of(weight)[1] % 4:
         weight = weight.clone()
-    return _product(x, weight, scales, 8, weight.shape[0], 0)
+    return _product(x, weight, scales, 8, weight.shape[0], 0, out)
 
 
 def pack_int4(weight: torch.Tensor, inner_k_tiles: int) -> torch.Tensor:
@@ -86,6 +95,6 @@ def int4_linear(x: torch.Tensor, weight: torch.Tensor, group: int, scales_and_ze
 
 
 def register(library: torch.library.Library) -> None:
-    library.impl("_weight_int8pack_mm", int8_linear, KEY)
+    library.impl("_weight_int8pack_mm", lambda x, weight, scales: int8_linear(x, weight, scales), KEY)
     library.impl("_weight_int4pack_mm", int4_linear, KEY)
     library.impl("_convert_weight_to_int4pack", pack_int4, KEY)
