@@ -127,15 +127,21 @@ def test_a_journal_that_cannot_be_understood_is_left_alone(tmp_path: Path) -> No
         pass
 
 
-def test_ray_serve_may_take_longer_to_start_than_ray_waits() -> None:
+class Died(Exception): ...
+
+
+@pytest.mark.parametrize(
+    "why", [TimeoutError("HTTP proxies not available after 60s."), Died("it was killed by ray.kill")]
+)
+def test_ray_serve_may_take_longer_to_start_than_ray_waits(why: Exception) -> None:
     asked: list[object] = []
 
     def slow(**options: object) -> None:
         asked.append(options)
         if len(asked) == 1:
-            raise TimeoutError("HTTP proxies not available after 60s.")
+            raise why
 
-    start_serve(slow, ServeOptions(port=8123))
+    start_serve(slow, ServeOptions(port=8123), Died)
     assert asked == [{"http_options": {"host": "127.0.0.1", "port": 8123}}] * 2
     asked.clear()
 

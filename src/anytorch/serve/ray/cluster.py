@@ -17,6 +17,8 @@ log = logs.logger(__name__)
 LOCAL = "local"
 # What Ray calls the accelerators it counts and hands out; "GPU" is what it calls those of every vendor it knows.
 ACCELERATORS = ("GPU", "NPU", "TPU", "HPU")
+# A proxy that is slow to start is ended after five seconds otherwise, and begun anew.
+PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60"}
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -48,8 +50,9 @@ def cluster(address: str | None) -> Iterator[Any]:
         yield ray
         return
     where = None if address in (None, "", LOCAL) else address
-    before = {name: os.environ.get(name) for name in QUIET}
+    before = {name: os.environ.get(name) for name in (*QUIET, *PATIENT)}
     os.environ.update(QUIET)  # Ray's processes inherit them: no statistics are sent to anybody
+    os.environ.update({name: value for name, value in PATIENT.items() if before[name] is None})
     try:
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": True}
         if where is None and not os.environ.get("RAY_ADDRESS"):

@@ -86,11 +86,12 @@ def serve_on_ray(options: ServeOptions, told: Told, *, address: str | None = Non
 def deployed(options: ServeOptions, share: Share, scale: Scale) -> Iterator[None]:
     """The app on the cluster's Ray Serve, for as long as the block lasts."""
     from ray import serve
+    from ray.exceptions import RayActorError
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     if share.threads is not None and options.threads is None:
         options = replace(options, threads=share.threads)
-    start_serve(serve.start, options)
+    start_serve(serve.start, options, RayActorError)
     require_own_port(options)
     most = max(scale.most or share.count, scale.least, 1)
     made: Any = serve.deployment(
@@ -116,16 +117,17 @@ def deployed(options: ServeOptions, share: Share, scale: Scale) -> Iterator[None
         serve.delete(NAME)  # drains; Ray Serve itself stays for others, or ends with a cluster of our own
 
 
-def start_serve(start: Callable[..., object], options: ServeOptions) -> None:
-    """Start Ray Serve by its own `start`, or find the one that runs.
+def start_serve(start: Callable[..., object], options: ServeOptions, died: type[Exception] = TimeoutError) -> None:
+    """Start Ray Serve by its own `start`, or find the one that runs. `died` is raised where a proxy was ended.
 
-    Ray gives its HTTP proxy one minute. On a slow or busy machine that takes longer and comes up all the same: the second
-    call finds what the first one began, and whoever needs an answer waits for the service itself.
+    Ray gives its HTTP proxy one minute, and ends it to begin anew when its first sign takes more than five seconds. On a
+    slow or busy machine it comes up all the same: the second call finds what the first one began, and whoever needs an
+    answer waits for the service itself.
     """
     http = {"host": options.host, "port": options.port}
     try:
         start(http_options=http)
-    except TimeoutError as exc:
+    except (TimeoutError, died) as exc:
         log.warning("Ray Serve is slow to start (%s); going on with what it began", exc)
         start(http_options=http)
 
