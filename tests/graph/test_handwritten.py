@@ -256,6 +256,20 @@ def test_a_search_without_time_for_the_race_is_no_last_word(registry: Callable[.
     assert [one.refused for one in found.verdict.trials if one.name == "handwritten linear"] == [search.NO_TIME]
 
 
+def test_what_needs_no_compiler_comes_first_and_the_generated_program_is_tried_all_the_same(
+    registry: Callable[..., None],
+) -> None:
+    registry(_kernel())
+    b = Builder()
+    x, w, bias = b.input((4, 64), "float32"), b.input((64, 48), "float32"), b.input((48,), "float32")
+    found = Search(b.graph([b.add("add", b.add("matmul", x, w), bias)]), {}, CPU, 60).run()
+    assert found.verdict is not None
+    names = [one.name for one in found.verdict.trials]
+    said = "all fused, scales after products"
+    assert names == [EAGER, f"{said}, handwritten linear", said]
+    assert all(one.seconds is not None for one in found.verdict.trials)
+
+
 def test_the_first_gate_takes_attention_at_its_real_width() -> None:
     """Its scale is a number in one form and follows from a size in the other, which small versions change."""
     b = Builder()

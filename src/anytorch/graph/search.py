@@ -158,9 +158,10 @@ class Search:
         self.digests.clear()
         budget_s = self.time_limit_s
         try:
-            winners = self._winners(back, refused)
+            by_hand = list(self._by_hand(back, self._winners(back, refused)))
+            ready = [one for one in by_hand if all(group.library for group in self._groups(one))]  # nothing to compile
             first, *others = self._variants(back)
-            for variant in (first, *self._by_hand(back, winners), *others):
+            for variant in (*ready, first, *(one for one in by_hand if one not in ready), *others):
                 self._try(back, variant, programs, refused)
         except KeyboardInterrupt:
             log.warning("the search was stopped; what was found so far is used")
