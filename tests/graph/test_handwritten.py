@@ -143,6 +143,27 @@ def test_a_graph_with_kernels_by_hand_is_the_same_function(registry: Callable[..
         Builder().add("handwritten", kernel="by hand")
 
 
+LOADED = """
+import sys
+import anytorch.graph.records
+torch = "torch" in sys.modules
+from anytorch.graph import handwritten
+import anytorch.graph.search
+versions = [handwritten.version(back) for back in ("cpp", "triton", "wgsl", "none")]
+slices = ("anytorch.text.packed", "anytorch.text.encoders.", "anytorch.forecast.", "anytorch.quant.")
+early = [name for name in sys.modules if name.startswith(slices)]
+kernels = [one for back in handwritten.MODULES for one in handwritten.kernels_for(back)]
+lost = [one.source for one in kernels if not (handwritten.ROOT / one.source).is_file()]
+answer(torch=torch, early=early, versions=versions, count=len({one.name for one in kernels}), lost=lost)
+"""
+
+
+def test_the_table_loads_nothing_before_a_search_needs_it(run_script: Callable[..., Any]) -> None:
+    found = run_script(LOADED)
+    assert not found["torch"] and not found["early"] and not found["lost"] and found["count"] >= 10
+    assert len(set(found["versions"])) == 4
+
+
 # --- the race ----------------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +191,7 @@ def test_a_faster_kernel_is_chosen_remembered_and_shown(registry: Callable[..., 
     again = Search(g.graph, {}, CPU, 60).run()
     assert again.verdict is not None and again.verdict.remembered and again.program is not None
     assert again.program.steps[0].by_hand is not None
+    assert [one.seconds("by hand") for one in again.kernels if one.trial("by hand")] == [pytest.approx(1e-6)]
 
     # One that computes something else today is neither believed nor used.
     registry(_kernel(change="wrong"))
@@ -254,6 +276,20 @@ def test_a_search_without_time_for_the_race_is_no_last_word(registry: Callable[.
     found = Search(_linear(), {}, CPU, 1e-9).run()
     assert found.verdict is not None and found.verdict.cut_short
     assert [one.refused for one in found.verdict.trials if one.name == "handwritten linear"] == [search.NO_TIME]
+
+
+def test_what_needs_no_compiler_comes_first_and_the_generated_program_is_tried_all_the_same(
+    registry: Callable[..., None],
+) -> None:
+    registry(_kernel())
+    b = Builder()
+    x, w, bias = b.input((4, 64), "float32"), b.input((64, 48), "float32"), b.input((48,), "float32")
+    found = Search(b.graph([b.add("add", b.add("matmul", x, w), bias)]), {}, CPU, 60).run()
+    assert found.verdict is not None
+    names = [one.name for one in found.verdict.trials]
+    said = "all fused, scales after products"
+    assert names == [EAGER, f"{said}, handwritten linear", said]
+    assert all(one.seconds is not None for one in found.verdict.trials)
 
 
 def test_the_first_gate_takes_attention_at_its_real_width() -> None:

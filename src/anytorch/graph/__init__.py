@@ -8,7 +8,8 @@ loops partition       groups of nodes as loops over axes
 emit/                 loops → text: C++, Triton, WGSL
 back/ program         text → something that runs
 field verify          the gates: whole numbers modulo a prime, then float64
-search                variants, kernels, schedules: checked, timed, remembered
+patterns handwritten  kernels that were written by hand: what they compute, and where they could
+racing search         theirs and generated ones: variants, kernels, schedules; checked, timed, remembered
 """
 
 from __future__ import annotations

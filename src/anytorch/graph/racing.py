@@ -42,7 +42,7 @@ def race(
     """The kernels of a place and torch, on the same inputs: the verdict that is remembered, or a new one."""
     names = [TORCH, *(kernel.name for kernel in site.kernels)]
     verdict = recall(asked, budget_s=max(0.0, left_s), names=names)
-    if verdict is not None:
+    if verdict is not None and all(verdict.trial(name) is not None for name in names):
         return verdict
     part = site.part.graph
     inputs = verify.example(part, known, "normal", device)

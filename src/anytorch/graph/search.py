@@ -32,7 +32,7 @@ from anytorch.graph.ir import Builder, Graph
 from anytorch.graph.loops import Kernel
 from anytorch.graph.lower import lowered
 from anytorch.graph.partition import Group, Partition, moved_bytes, partition
-from anytorch.graph.patterns import OP, PREFIX
+from anytorch.graph.patterns import OP, PREFIX, Match
 from anytorch.graph.program import Program, Step
 from anytorch.graph.rewrite import rewritten, split_products, split_softmax
 from anytorch.graph.shrink import shrunk
@@ -160,9 +160,10 @@ class Search:
         self.kernels.clear()
         budget_s = self.time_limit_s
         try:
-            winners = self._winners(back, refused)
+            by_hand = list(self._by_hand(back, self._winners(back, refused)))
+            ready = [one for one in by_hand if all(group.library for group in self._groups(one))]  # nothing to compile
             first, *others = self._variants(back)
-            for variant in (first, *self._by_hand(back, winners), *others):
+            for variant in (*ready, first, *(one for one in by_hand if one not in ready), *others):
                 self._try(back, variant, programs, refused)
         except KeyboardInterrupt:
             log.warning("the search was stopped; what was found so far is used")
@@ -202,14 +203,12 @@ class Search:
             if self.left_s <= 0:
                 refused[racing.words(places)] = NO_TIME
                 return []
-            facts = {"kernel": f"{PREFIX}{site.part.graph.key}", "sizes": dict(self.known)}
-            title = f"{len(site.match.work)} ops by hand, {site.what}"
-            asked = self._asked(back, title, {**facts, "sources": handwritten.version(back.name)})
-            self.tell(title, 1 - self.left_s / self.time_limit_s)
+            asked = self._place_question(back, site.part, site.what)
+            self.tell(asked.title, 1 - self.left_s / self.time_limit_s)
             try:
                 verdict = racing.race(site, self.known, self.device, asked, self.clock, _error, self.left_s)
             except Exception as exc:  # noqa: BLE001  (as in `_try`: a lack of memory must not end the search)
-                log.warning("%s: not raced: %s", title, (str(exc).splitlines() or [type(exc).__name__])[0])
+                log.warning("%s: not raced: %s", asked.title, (str(exc).splitlines() or [type(exc).__name__])[0])
                 continue
             self.kernels.append(verdict)
             if (winner := site.only(verdict.chosen)) is not None:
@@ -264,6 +263,9 @@ class Search:
             if node.op != OP:
                 return Step(group)
             made = handwritten.ready_for(node, self.known, back.name, self.device)
+            asked = self._place_question(back, node["part"], made.kernel.what)
+            if then and (known := recall(asked, budget_s=0.0)) is not None:
+                self.kernels.append(known)
             return Step(group, schedule=made.kernel.said, by_hand=made)
         kernel = cut.kernel(group)
         asked = self._kernel_question(back, group, kernel)
@@ -281,6 +283,11 @@ class Search:
     def _kernel_question(self, back: Back, group: Group, kernel: Kernel) -> Question:
         facts = {"kernel": str(kernel), "buffers": str(kernel.buffers), "sizes": dict(self.known)}
         return self._asked(back, f"{len(group.nodes)} ops, {moved_bytes(kernel, self.known) / 2**20:.3g} MiB", facts)
+
+    def _place_question(self, back: Back, part: Match, what: str) -> Question:
+        facts = {"kernel": f"{PREFIX}{part.graph.key}", "sizes": dict(self.known)}
+        title = f"{len(part.work)} ops by hand, {what}"
+        return self._asked(back, title, {**facts, "sources": handwritten.version(back.name)})
 
     def _asked(self, back: Back, title: str, facts: Mapping[str, Any]) -> Question:
         more = {**facts, "back": back.name, "threads": torch.get_num_threads(), "code": code_version()}

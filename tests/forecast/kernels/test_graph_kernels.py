@@ -31,7 +31,7 @@ triton = backs._triton(CPU)[0]
 one = replace(triton, candidates=lambda kernel, known: triton.candidates(kernel, known)[:1])
 search.back_of = lambda device: (one, "")
 search.variants = lambda graph, back, plain=search.variants: list(plain(graph, back))[:1]
-racing.fastest = search.fastest = lambda trials, noise: (trials[-1].name, "a test wants it")
+racing.fastest = search.fastest = by_hand.wins
 graph = linear(3, 64, 40, normed=True, bias=True)
 found, again = Search(graph, {}, CPU, 60).run(), Search(graph, {}, CPU, 60).run()
 steps = [[step.schedule for step in one.program.steps] for one in (found, again)]

@@ -6,6 +6,7 @@ Its attention is no candidate: it writes keys and values into a cache, and a gra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
@@ -54,7 +55,8 @@ def prepare(match: Match, known: Mapping[str, int], device: torch.device) -> Lau
     gated, eps = "gate" in match, float(match["norm"]["eps"]) if "norm" in match else 0.0
 
     def built_in(product: Product) -> Way:
-        return Tiles.of(product.rows).cut(product)
+        # A sum in parts counts them in memory of its own, which two streams that run one program would share.
+        return replace(Tiles.of(product.rows).cut(product), splits=1)
 
     products = Products(device, built_in)
 
