@@ -49,6 +49,7 @@ class Slot:
         self.failures = 0  # in a row
         self.try_again_at = 0.0
         self.retired = False
+        self.closing = False
 
     @property
     def load(self) -> Load:
@@ -293,8 +294,11 @@ class Registry:
             self._close(slot)
 
     def _close(self, slot: Slot) -> None:
-        if slot.model is None:
+        if (
+            slot.model is None or slot.closing
+        ):  # at the end a slot is closed with requests under way, and let go of later
             return
+        slot.closing = True
         task = asyncio.ensure_future(self._pools.closing.run(close_model, slot.model))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

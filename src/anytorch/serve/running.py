@@ -353,9 +353,8 @@ class PatientProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         if not self.url.startswith(b"/") and self.url != b"*":
-            self.scope["anytorch.target"] = (
-                "absolute"  # its host would be another than the header's: the guard refuses it
-            )
+            # Its host may be another than the header's: the guard refuses it.
+            self.scope["anytorch.target"] = "absolute"  # type: ignore[typeddict-unknown-key]  # uvicorn has only its own
         self._wait(self.options.body_timeout_s)
         super().on_headers_complete()
 
