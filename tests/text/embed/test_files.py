@@ -500,3 +500,41 @@ def test_large_files_are_sampled_and_still_told_apart(tmp_path: Path, monkeypatc
         body[change] = ord("y")
         path.write_bytes(body)
         assert files_journal.file_identity(path)["hash"] != before
+
+
+def test_any_json_in_a_journal_is_resumed_or_our_error(tmp_path: Path) -> None:
+    target, identity = tmp_path / "out.parquet", {"rows": 3}
+    whole = {"format": files_journal.FORMAT, "identity": identity, "parts": [{"rows": 1, "missing": 0, "nbytes": 5}]}
+    journal = files_journal.partial_folder(target) / "journal.json"
+    kinds: tuple[object, ...] = (
+        None,
+        True,
+        -1,
+        10**400,
+        1.5,
+        "x",
+        [],
+        {},
+        [None],
+        [[]],
+        [{}],
+        [{"rows": "1"}],
+        {"a": 1},
+    )
+    texts = [json.dumps(kind) for kind in kinds] + [
+        "",
+        "{",
+        "[" * 100_000,
+        "\ud800".encode("utf-8", "replace").decode(),
+    ]
+    texts += [json.dumps({**whole, key: kind}) for key in whole for kind in kinds]
+    refused = 0
+    for text in texts:
+        journal.parent.mkdir(exist_ok=True)
+        journal.write_text(text)
+        try:
+            with files_journal.Journal(target, identity, resume=True) as found:
+                assert found.rows == 0
+        except UsageError:
+            refused += 1
+    assert refused > 30 and files_journal.finished_rows(target) == 0
