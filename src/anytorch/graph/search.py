@@ -161,7 +161,9 @@ class Search:
         budget_s = self.time_limit_s
         try:
             by_hand = list(self._by_hand(back, self._winners(back, refused)))
-            ready = [one for one in by_hand if all(group.library for group in self._groups(one))]  # nothing to compile
+            ready = [
+                one for one in by_hand if all(group.library for group in self._cut(back, one).groups)
+            ]  # not compiled
             first, *others = self._variants(back)
             for variant in (*ready, first, *(one for one in by_hand if one not in ready), *others):
                 self._try(back, variant, programs, refused)
