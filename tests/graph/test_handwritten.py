@@ -12,11 +12,12 @@ import torch
 
 from anytorch.errors import GraphError
 from anytorch.graph import handwritten, new_kernel_graph, racing, records, reference, search, verify
+from anytorch.graph.backs import back_of
 from anytorch.graph.clock import Clock
 from anytorch.graph.handwritten import Handwritten, Launch
 from anytorch.graph.ir import Builder, Graph
 from anytorch.graph.patterns import PREFIX, Match, given, matches, maybe, op
-from anytorch.graph.search import EAGER, Search
+from anytorch.graph.search import EAGER, Search, variants
 from anytorch.measured.verdict import Trial, Verdict
 from tests.graph.cases import CASES
 
@@ -301,3 +302,36 @@ def test_the_first_gate_takes_attention_at_its_real_width() -> None:
     assert back is not None
     for variant in search.variants(graph, back):
         Search(graph, {}, CPU, 60)._prove(variant)
+
+
+def test_a_kernel_by_hand_is_made_anew_for_other_sizes(registry: Callable[..., None]) -> None:
+    """`torch.compile` uses a program for all sizes of a magnitude, and such a kernel holds those it was made for."""
+    made_for: list[int] = []
+
+    def prepare(match: Match, known: Mapping[str, int], device: torch.device) -> Launch:
+        made_for.append(known["b"])
+
+        def launch(tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+            assert len(out) == known["b"]
+            out.copy_(*reference.evaluate(match.graph, tensors))
+
+        return launch
+
+    def why_not(match: Match, known: Mapping[str, int], device: torch.device) -> str:
+        return "too many rows" if known["b"] > 100 else ""
+
+    registry(replace(_kernel(), prepare=prepare, why_not=why_not))
+    b = Builder()
+    x, w, bias = b.input(("b", 64), "float32"), b.input((64, 48), "float32"), b.input((48,), "float32")
+    graph = b.graph([b.add("silu", b.add("add", b.add("matmul", x, w), bias))])
+    back, why = back_of(CPU)
+    assert back is not None, why
+    places = handwritten.apart(handwritten.sites(graph, {"b": 4}, "cpp", CPU))
+    variant = next(variants(handwritten.replaced(graph, places), back))
+    program = Search(graph, {"b": 4}, CPU, 10.0)._built(back, variant)
+    for rows in (4, 9, 3, 9):
+        given = [torch.randn(rows, 64), torch.randn(64, 48), torch.randn(48)]
+        torch.testing.assert_close(program(given), reference.evaluate(graph, given))
+    assert made_for == [4, 9, 3]
+    with pytest.raises(GraphError, match="too many rows"):
+        program([torch.randn(101, 64), torch.randn(64, 48), torch.randn(48)])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from anytorch.graph import compiler, in_place
+from anytorch.graph import compiler, in_place, tracing
 
 
 @pytest.fixture
@@ -96,3 +96,42 @@ def test_two_caches_and_a_number_that_is_converted(written: list[str]) -> None:
     torch.manual_seed(0)
     both(step, torch.randn(2, 4, 8).bfloat16(), torch.randn(2, 4, 8), torch.randn(2, 1, 8))
     assert written == ["write_slice"] * 2
+
+
+def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.add_(y)
+
+
+def copied_over(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return (x * 2 + y).relu(), x.copy_(y.expand_as(x))
+
+
+def written_and_returned(cache: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return cache.index_copy_(1, torch.tensor([1]), (x * 3).tanh()), x * 2
+
+
+@pytest.mark.parametrize("function", [added, copied_over, written_and_returned])
+def test_a_changed_input_may_be_returned(function: Callable[..., Any], written: list[str]) -> None:
+    torch.manual_seed(0)
+    both(function, torch.randn(2, 5, 8), torch.randn(2, 1, 8))
+
+
+def test_a_row_that_is_put_into_a_new_tensor_is_part_of_a_kernel(few: None) -> None:
+    """The gradient of x[:, 0] is one: models that read their first token have it."""
+    torch.manual_seed(0)
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return (x.relu()[:, 0] * 3).tanh()
+
+    x = torch.randn(4, 5, 8)
+    grads = []
+    for function in (first, torch.compile(first, backend=compiler.compile_graph, dynamic=False)):
+        given = x.clone().requires_grad_()
+        function(given).square().sum().backward()
+        grads.append(given.grad)
+    torch.testing.assert_close(*grads)
+    assert is_traceable_named("select_scatter")
+
+
+def is_traceable_named(name: str) -> bool:
+    return any(name in str(op) for op in tracing.RULES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -315,3 +316,19 @@ def test_after_a_reset_everything_is_made_anew(run_python: Any) -> None:
         "assert work() == first\n",
         warm=True,
     )
+
+
+def test_other_threads_wait_while_something_is_recorded_alone() -> None:
+    counted, x = torch.zeros(4, device="webgpu"), torch.ones(4, device="webgpu")
+    x * 2
+    graph = torch.webgpu.Graph()
+    with graph.alone():
+        out = x * 2
+        other = threading.Thread(target=lambda: counted.add_(1))
+        other.start()
+        other.join(0.2)
+        assert other.is_alive()
+    other.join(60)
+    for _ in range(3):
+        graph.replay()
+    assert counted.cpu().tolist() == [1.0] * 4 and out.cpu().tolist() == [2.0] * 4

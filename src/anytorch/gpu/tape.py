@@ -8,8 +8,9 @@ long as it lives, so that what it wrote is where it will write again.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,7 +38,7 @@ class _Launch(ctypes.Structure):
     ]
 
 
-@cache
+@lru_cache(maxsize=1)
 def _encoder() -> Callable[[Any, Any, int], None] | None:
     """(pass, launches, how many) → encoded by C++; None where there is no compiler."""
     try:
@@ -98,6 +99,12 @@ class Tape:
         with runtime.lock:
             runtime.pool.pin(self._buffers.values())
         runtime.submit()
+
+    @contextmanager
+    def alone(self) -> Iterator[Tape]:
+        """As `with tape:`, while other threads' launches wait: they would be recorded with the rest."""
+        with self._runtime.lock, self:
+            yield self
 
     def note_launch(self, program: Any, buffers: Any, group: Any, immediates: bytes, x: int, y: int, z: int) -> None:
         """Called by the runtime for every launch while recording."""

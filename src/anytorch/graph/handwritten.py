@@ -203,10 +203,11 @@ def inlined(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class ByHand:
-    """A kernel that is ready for one place."""
+    """A kernel that is ready for one place and these sizes."""
 
     kernel: Handwritten
     launch: Launch
+    known: Mapping[str, int]
 
     def __call__(self, tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         given = tensors if self.kernel.strided else [tensor.contiguous() for tensor in tensors]
@@ -217,7 +218,7 @@ class ByHand:
 
 
 def ready(kernel: Handwritten, part: Match, known: Mapping[str, int], device: torch.device) -> ByHand:
-    return ByHand(kernel, kernel.prepare(part, known, device))
+    return ByHand(kernel, kernel.prepare(part, known, device), dict(known))
 
 
 def ready_for(node: Node, known: Mapping[str, int], back: str, device: torch.device) -> ByHand:

@@ -51,11 +51,12 @@ def with_changes(module: GraphModule) -> Callable[[Callable[..., Any]], Callable
     late: list[tuple[int, Node]] = []
     for node in [one for one in graph.nodes if one.target is aten.copy_.default and one.args[0] in places]:
         changed, made = node.args[0], node.args[1]
-        if node.users or not isinstance(made, Node):
+        if not isinstance(made, Node) or any(user.op != "output" for user in node.users):
             raise NotImplementedError("a change of an input that is read on is no part of a functional graph")
         if _is_only_written(changed, made, node):
-            _write(graph, changed, made)
+            node.replace_all_uses_with(_write(graph, changed, made))
         else:
+            node.replace_all_uses_with(changed)  # which has the new values by the time that it is returned
             late.append((places[changed], made))
         graph.erase_node(node)
     if not late:
@@ -104,7 +105,7 @@ def _sources(arg: Any) -> set[Node]:
     return set().union(*map(_sources, arg)) if isinstance(arg, (list, tuple)) else set()
 
 
-def _write(graph: torch.fx.Graph, changed: Node, made: Node) -> None:
+def _write(graph: torch.fx.Graph, changed: Node, made: Node) -> Node:
     args = list(made.args)
     copied = _copied(made)
     if copied is not None and _is_target(copied.args[0]) and copied.args[0].args[0] is changed:
@@ -118,6 +119,7 @@ def _write(graph: torch.fx.Graph, changed: Node, made: Node) -> None:
         if user.target is aten.alias.default:  # which is no computation, and would tie a region to this change
             user.replace_all_uses_with(written)
             graph.erase_node(user)
+    return written
 
 
 def _changing(function: Callable[..., Any], count: int, places: Sequence[int]) -> Callable[..., Any]:

@@ -9,12 +9,13 @@ import torch
 
 from anytorch.graph import reference
 from anytorch.graph.back.cpp import Launch
-from anytorch.graph.handwritten import ByHand
+from anytorch.graph.handwritten import ByHand, ready_for
 from anytorch.graph.loops import Kernel
 from anytorch.graph.partition import Group, Partition, shown, sources
 from anytorch.graph.sizes import shape_at
 
-_Plan = tuple[dict[str, int], list[list[tuple[int, tuple[int, ...], torch.dtype]]]]
+# The named sizes, what every step makes, and kernels by hand that were made for other sizes, made anew for these.
+_Plan = tuple[dict[str, int], list[list[tuple[int, tuple[int, ...], torch.dtype]]], dict[int, ByHand]]
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,9 @@ class Program:
         key = tuple([tensor.shape for tensor in tensors])
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._planned(reference.sizes_of(graph, tensors))
-        known, made_of = plan
+            device = tensors[0].device if tensors else torch.device("cpu")
+            plan = self._plans[key] = self._planned(reference.sizes_of(graph, tensors), device)
+        known, made_of, by_hand = plan
         device = tensors[0].device if tensors else torch.device("cpu")
         values = {number: tensor.contiguous() for number, tensor in zip(graph.inputs, tensors, strict=True)}
         for step, made, drops in zip(self.steps, made_of, self._drops, strict=True):
@@ -81,19 +83,24 @@ class Program:
                 elif step.by_hand is not None:
                     (number,) = step.group.outputs
                     args = [self._view(arg, values, known, device) for arg in graph.nodes[number].args]
-                    step.by_hand(args, values[number])
+                    by_hand.get(number, step.by_hand)(args, values[number])
             for number in drops:
                 values.pop(number, None)
         return [self._view(number, values, known, device) for number in graph.outputs]
 
-    def _planned(self, known: dict[str, int]) -> _Plan:
-        """What does not change between calls of the same sizes: the sizes, and every step's results."""
+    def _planned(self, known: dict[str, int], device: torch.device) -> _Plan:
+        """What does not change between calls of the same sizes: the sizes, every step's results, and kernels by hand, which
+        are made for sizes. Raises GraphError if one of those does not take these."""
         graph = self.partition.graph
         made = []
+        anew: dict[int, ByHand] = {}
         for step in self.steps:
             nodes = [(number, graph.nodes[number]) for number in step.group.outputs]
             made.append([(n, shape_at(node.shape, known), reference.dtype_named(node.dtype)) for n, node in nodes])
-        return known, made
+            if step.by_hand is not None and dict(step.by_hand.known) != known:
+                (number,) = step.group.outputs
+                anew[number] = ready_for(graph.nodes[number], known, step.by_hand.kernel.back, device)
+        return known, made, anew
 
     def _view(
         self, number: int, values: Mapping[int, torch.Tensor], known: Mapping[str, int], device: torch.device

@@ -71,18 +71,17 @@ def race(
         return Ready(answer, timed=lambda: clock.timed([partial(run, one, out) for one in sets]))
 
     candidates = [Candidate(TORCH, by_torch), *(Candidate(one.name, partial(by_hand, one)) for one in site.kernels)]
-    return remember(
-        measure(
-            asked,
-            candidates,
-            partial(error, truths=truths, eager=eager),
-            most_error=verify.TIMES_EAGER,
-            stopwatch=clock.stopwatch,
-            budget_s=max(1.0, left_s / 3),
-            decide=partial(fastest, noise=NOISE),
-            quiet=True,
-        )
+    verdict = measure(
+        asked,
+        candidates,
+        partial(error, truths=truths, eager=eager),
+        most_error=verify.TIMES_EAGER,
+        stopwatch=clock.stopwatch,
+        budget_s=max(1.0, left_s / 3),
+        decide=partial(fastest, noise=NOISE),
+        quiet=True,
     )
+    return remember(verdict) if verdict.chosen else verdict
 
 
 def graphs(graph: Graph, winners: Sequence[Site]) -> list[tuple[str, Graph]]:

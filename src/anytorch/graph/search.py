@@ -310,7 +310,9 @@ class Search:
         tried = {one.name for one in verdict.trials if one.refused != NO_TIME or self.left_s <= 0} if verdict else set()
         if verdict is None or not set(schedules) <= tried:
             self.tell(asked.title, 1 - self.left_s / self.time_limit_s)
-            verdict = remember(self._measured(back, cut, group, kernel, schedules, asked))
+            verdict = self._measured(back, cut, group, kernel, schedules, asked)
+            if verdict.chosen:  # where nothing could be used, that may have been an accident of this moment
+                remember(verdict)
         self.kernels.append(verdict)
         if not verdict.chosen:
             raise WrongAnswer(f"no schedule of a kernel can be used: {verdict.why}")

@@ -227,6 +227,22 @@ def _masked_fill(one: Tracer, node: FxNode, x: Any, mask: Any, value: Any) -> in
     return one.b.add("where", one.operand(mask), one.operand(value, one.beside(x)), one.operand(x))
 
 
+def _select_scatter(one: Tracer, node: FxNode, x: Any, value: Any, dim: int, index: Any) -> int:
+    shape = one.shape(x)
+    dim %= len(shape)
+    length = shape[dim]
+    if not isinstance(index, int) or not isinstance(length, int):
+        raise Untraceable("a selection of unknown place")
+    beside = one.beside(x)
+    lengths = tuple(length if place == dim else 1 for place in range(len(shape)))
+    places = one.b.add("iota", shape=lengths, dim=dim, dtype="int64")
+    here = one.b.add("eq", places, one.operand(index % length, "int64"))
+    row = one.b.add("reshape", one.operand(value), shape=(*shape[:dim], 1, *shape[dim + 1 :]))
+    if one.b.nodes[row].dtype != beside:
+        row = one.b.add("cast", row, dtype=beside)
+    return one.b.add("where", here, row, one.operand(x))
+
+
 def _threshold_backward(one: Tracer, node: FxNode, grad: Any, x: Any, threshold: float) -> int:
     keep = one.b.add("gt", one.operand(x), one.operand(threshold, one.beside(x)))
     return one.b.add("where", keep, one.operand(grad), one.operand(0.0, one.beside(grad)))
@@ -321,7 +337,7 @@ def _var_mean(
 
 SEVERAL: dict[Any, Any] = {
     aten.native_layer_norm.default: _layer_norm,
-    aten._fused_rms_norm.default: _fused_rms_norm,
+    **({aten._fused_rms_norm.default: _fused_rms_norm} if hasattr(aten, "_fused_rms_norm") else {}),  # since torch 2.9
     aten.var_mean.correction: _var_mean,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
@@ -382,6 +398,7 @@ RULES: dict[Any, Rule] = {
     aten.expand.default: _to_own_shape("expand"),
     aten.slice.Tensor: _slice,
     aten.select.int: _select,
+    aten.select_scatter.default: _select_scatter,
     aten.cat.default: _cat,
     **{op: _same for op in (aten.clone.default, aten.alias.default, aten.detach.default, aten.contiguous.default)},
     aten.lift_fresh_copy.default: _same,

@@ -243,14 +243,23 @@ class TensorStore:
         """Let go of the lock while an entry's bytes move between levels; within it, nobody may wait for another entry."""
         entry.busy = True
         self._at_work.update(levels)
-        self._changed.release()
+        held, stopped = True, None
         try:
+            self._changed.release()
+            held = False
             yield
         finally:
-            self._changed.acquire()
+            # `_books` holds Ctrl-C back; a program's own handler may raise all the same, while the lock is waited for.
+            while not held:
+                try:
+                    held = self._changed.acquire()
+                except KeyboardInterrupt as exc:
+                    stopped = exc
             entry.busy = False
             self._at_work.subtract(levels)
             self._changed.notify_all()
+            if stopped is not None:
+                raise stopped
 
     def _wait(self) -> None:
         """Wait until somebody's bytes have moved, or for Ctrl-C: nothing of this thread's is half done here."""

@@ -74,7 +74,7 @@ def prepare_rows(match: Match, known: Mapping[str, int], device: torch.device) -
     parts = [(name, per) for name, per in (("x", "element"), ("weight", "column"), ("bias", "column")) if name in match]
     places = [match.place(name) for name, _ in parts]
     rule, scalars = _rule(match)
-    planned: dict[bool, Any] = {}
+    planned: list[Any] = [None, None]  # for operands that are not aligned, and that are
 
     def geometry(x: torch.Tensor) -> Geometry:
         if node.op == "softmax":
@@ -86,7 +86,7 @@ def prepare_rows(match: Match, known: Mapping[str, int], device: torch.device) -
         read = [tensors[place] for place in places]
         addresses = [tensor.data_ptr() for tensor in read]
         aligned = not any(address & 15 for address in addresses)
-        plan = planned.get(aligned)
+        plan = planned[aligned]
         if plan is None:
             inputs = [(tensor, per) for tensor, (_, per) in zip(read, parts, strict=True)]
             plan = row_plan(rule, inputs, geometry(read[0]), shape, torch.float32, aligned, scalars=scalars)

@@ -146,7 +146,8 @@ def fold(how: str, kind: str, lanes: int, subgroups: bool = False) -> str:
     if subgroups and kind != "i64":  # which cannot be exchanged
         return (
             f"fn fold_{how}_{kind}(mine: {kind}, lane: u32) -> {kind} {{\n  var x = mine;\n"
-            f"  for (var d = sub_size >> 1u; d > 0u; d = d >> 1u) {{\n    let other = subgroupShuffleXor(x, d);\n"
+            f"  for (var d = min(sub_size, {lanes}u) >> 1u; d > 0u; d = d >> 1u) {{\n"
+            f"    let other = subgroupShuffleXor(x, d);\n"
             f"    x = {joined(how, kind, 'x', 'other')};\n  }}\n"
             f"  if (sub_within == 0u) {{ held_{kind}[sub_number] = x; }}\n  workgroupBarrier();\n"
             f"  var all = held_{kind}[0];\n"

@@ -192,7 +192,8 @@ class Reductions(Values):
                         self._update(one, names, ())
         else:
             self._in_rounds(over, own, wide, names)
-        if self.slices > 1 and any(one.how not in ("sum", "dot") or maxima(one, group) for one in wide):
+        plain_sums = all(one.how in ("sum", "dot") and self._kind_of(one) == "f32" for one in wide)
+        if self.slices > 1 and not (plain_sums and not any(maxima(one, group) for one in wide)):
             raise NotImplementedError("slices share plain sums only")
         for one in group:
             name = names[one]

@@ -14,7 +14,7 @@ from anytorch.graph.loops import Kernel
 
 LANES = 64
 LONG = 1024  # terms of a row from which on more lanes share it
-TILES = ((32, 8), (64, 4), (16, 16), (64, 1))  # columns of a worker, and groups of lanes that share their terms
+TILES = ((32, 8), (64, 1), (64, 4), (16, 16))  # columns of a worker, and groups of lanes that share their terms
 MOST_ROWS = 8  # of a product, for which what is read of a column is used
 FEW_ON_SOFTWARE = 2
 
