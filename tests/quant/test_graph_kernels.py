@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from anytorch import native
 from anytorch.errors import WrongAnswer
 from anytorch.graph import verify
 from anytorch.graph.ir import Graph
@@ -24,17 +25,24 @@ CASES: dict[str, tuple[Graph, str]] = {
 }
 
 
+def has_dot() -> bool:
+    """On x86-64 the kernel needs AVX2."""
+    return native.level().name != "baseline" or DOT in by_hand.names(int8(1, 256, 40, "bfloat16"), "cpp")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_they_pass_the_second_gate(name: str) -> None:
     graph, wanted = CASES[name]
+    wanted = wanted if has_dot() else PANEL
     assert by_hand.check(graph, wanted, "cpp", kinds=("normal", "one-hot")) <= verify.TIMES_EAGER
 
 
 def test_the_gate_refuses_inputs_of_16_bits_where_32_are_due() -> None:
     graph = int8(3, 256, 40, "float32")
-    assert by_hand.names(graph, "cpp") >= {DOT, PANEL}
-    with pytest.raises(WrongAnswer, match="off by"):
-        by_hand.check(graph, DOT, "cpp")
+    assert by_hand.names(graph, "cpp") >= ({DOT, PANEL} if has_dot() else {PANEL})
+    if has_dot():
+        with pytest.raises(WrongAnswer, match="off by"):
+            by_hand.check(graph, DOT, "cpp")
 
 
 def test_they_say_what_they_do_not_take() -> None:
