@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ import httpx
 import pytest
 from tests.waiting import until
 
-from anytorch.serve.limits import Call
+from anytorch.serve.limits import Call, within
 from anytorch.serve.problems import Problem
 from anytorch.serve.threads import HOLDER, Abandoned, Pools, Threads, go_on
 
@@ -61,6 +63,60 @@ def test_results_and_errors_come_back() -> None:
         assert await pool.run(sorted, [2, 1], reverse=True) == [2, 1]
         with pytest.raises(ZeroDivisionError):
             await pool.run(divmod, 1, 0)
+
+    in_loop(work)
+
+
+class Data:
+    """What a request brings: its memory is free when nothing refers to it."""
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("ends", ["with a result", "with an error", "with an error within a time", "withdrawn"])
+def test_what_a_request_brought_is_freed_without_a_collection(hang: Hang, no_collection: None, ends: str) -> None:
+    def compute(data: Data) -> Data:
+        if ends == "withdrawn":
+            hang()
+            go_on()
+        if ends != "with a result":
+            raise ZeroDivisionError
+        return data
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def one(pool: Threads) -> weakref.ref[Data]:
+        data = Data()
+        held = weakref.ref(data)
+        work = pool.run(compute, data)
+        if ends == "with a result":
+            assert await work is data
+        elif ends == "withdrawn":
+            task = asyncio.ensure_future(work)
+            await turns(lambda: hang.begun)
+            task.cancel()
+            await asyncio.wait({task})
+            hang.go.set()
+        else:
+            call = Call({"path": "/", "method": "GET", "headers": []}, receive, None)  # type: ignore[arg-type]
+            try:
+                await (within(work, call, 60.0, "computed") if "time" in ends else work)
+            except ZeroDivisionError:
+                pass
+            else:
+                raise AssertionError("the error is lost")
+        return held
+
+    async def work() -> None:
+        held = await one(Threads("test", 1))
+        await turns(lambda: held() is None)
 
     in_loop(work)
 

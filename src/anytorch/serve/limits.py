@@ -359,14 +359,17 @@ async def within(work: Awaitable[T], call: Call, limit_s: float | None, done_to_
     task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(watch())
     try:
         done, _ = await asyncio.wait({task, watcher}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if task not in done:
+        late, gone = task not in done, watcher in done
+        del done
+        if late:
             task.cancel()
             await asyncio.wait({task})
-            raise ClientGone if watcher in done else TimeoutError(f"not {done_to_it} within {call.timeout_s:g} s")
+            raise ClientGone if gone else TimeoutError(f"not {done_to_it} within {call.timeout_s:g} s")
         return task.result()
     finally:
         watcher.cancel()
         task.cancel()
+        del task, work  # an error's traceback has this frame, and the task has the error: a cycle keeps a request's data
 
 
 def stopped() -> Problem:

@@ -13,6 +13,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -38,7 +39,8 @@ class Holder(Protocol):
 
 # The request that the current task works for; set by the guard.
 HOLDER: ContextVar[Holder | None] = ContextVar("anytorch_request", default=None)
-_current: ContextVar[Job | None] = ContextVar("anytorch_job", default=None)
+# The thread's job: weakly, because the job has the context that this is set in, and a cycle keeps a request's data.
+_current: ContextVar[weakref.ref[Job] | None] = ContextVar("anytorch_job", default=None)
 
 
 class Abandoned(Exception):
@@ -47,15 +49,20 @@ class Abandoned(Exception):
 
 def go_on() -> None:
     """Raise Abandoned in a thread whose work nobody waits for any more. Called between the parts of long work."""
-    job = _current.get()
-    if job is not None and job.abandoned:
+    if _abandoned():  # no job in this frame, which the error's traceback has
         raise Abandoned
+
+
+def _abandoned() -> bool:
+    current = _current.get()
+    job = None if current is None else current()
+    return job is not None and job.abandoned
 
 
 class Job:
     """One call of a function, from its order to its end."""
 
-    __slots__ = ("_context", "_function", "abandoned", "answer", "began", "name")
+    __slots__ = ("__weakref__", "_context", "_function", "abandoned", "answer", "began", "name")
 
     def __init__(self, function: partial[Any]) -> None:
         self._function, self._context = function, copy_context()
@@ -70,17 +77,19 @@ class Job:
             ended()
             return
         try:
-            result = self._context.run(self._call)
+            result = self._context.run(_call, weakref.ref(self), self._function)
         except BaseException as exc:  # noqa: BLE001  (raised again where it is awaited)
             ended()
             self.answer.set_exception(exc)
+            del self, ended  # the error's traceback has this frame: through the job it would hold itself
         else:
             ended()
             self.answer.set_result(result)
 
-    def _call(self) -> Any:
-        _current.set(self)
-        return self._function()
+
+def _call(job: weakref.ref[Job], function: partial[Any]) -> Any:
+    _current.set(job)
+    return function()
 
 
 class Threads:
@@ -118,6 +127,8 @@ class Threads:
                 if job in self._waiting:
                     self._waiting.remove(job)
             raise
+        finally:
+            del job  # an error's traceback has this frame, and the job has the error
         return found
 
     def _order(self, job: Job) -> None:
