@@ -159,6 +159,45 @@ def test_what_has_not_begun_is_withdrawn_and_what_waits_is_bounded(hang: Hang) -
     in_loop(work)
 
 
+def no_thread(*_: Any) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_pool_that_gets_no_thread_refuses_and_works_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        pool = Threads("test", 2)
+        call = Call({"path": "/", "method": "GET", "headers": []}, None, None)  # type: ignore[arg-type]
+        HOLDER.set(call)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            for _ in range(3):
+                with pytest.raises(Problem) as refused:
+                    await pool.run(str, 1)
+                assert refused.value.status == 503 and refused.value.headers["Retry-After"]
+                assert "no thread for test" in refused.value.detail
+        await turns(lambda: not call.threads)
+        assert await pool.run(str, 1) == "1" and not pool._waiting
+
+    in_loop(work)
+
+
+def test_a_pool_that_gets_no_second_thread_does_all_with_the_first(hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        pool = Threads("test", 2)
+        first = asyncio.ensure_future(pool.run(hang))
+        await turns(lambda: hang.begun == 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            others = [asyncio.ensure_future(pool.run(str, number)) for number in range(3)]
+            await asyncio.sleep(0)
+        assert await pool.run(str, "a thread again") == "a thread again", "the pool stays one thread short"
+        assert await asyncio.gather(*others) == ["0", "1", "2"]
+        hang.go.set()
+        assert await first == "done"
+
+    in_loop(work)
+
+
 def test_abandoned_work_ends_where_it_looks() -> None:
     seen: list[str] = []
     go = threading.Event()

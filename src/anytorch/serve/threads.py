@@ -92,6 +92,13 @@ def _call(job: weakref.ref[Job], function: partial[Any]) -> Any:
     return function()
 
 
+def _refused(job: Job, why: str) -> Problem:
+    """The problem for a job that cannot be taken; its answer is withdrawn, so that its request holds nothing for it."""
+    job.answer.cancel()
+    job.answer.set_running_or_notify_cancel()
+    return Problem(503, "busy", "Too many requests at once", why, hint="try again later", headers=retry_after())
+
+
 class Threads:
     """A pool of at most `most` threads for one kind of work."""
 
@@ -109,7 +116,7 @@ class Threads:
     async def run(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """The result of a function, called in a thread. Cancelling it withdraws what has not begun.
 
-        Raises a 503 Problem where too much waits for a thread already.
+        Raises a 503 Problem where too much waits for a thread already, or no thread can be started.
         """
 
         job = Job(partial(function, *arguments, **options))
@@ -134,18 +141,19 @@ class Threads:
     def _order(self, job: Job) -> None:
         with self._changed:
             if len(self._waiting) >= self._most_waiting:
-                job.answer.cancel()
-                job.answer.set_running_or_notify_cancel()
-                raise Problem(
-                    503, "busy", "Too many requests at once", f"{len(self._waiting)} wait for a thread already",
-                    hint="try again later", headers=retry_after(),
-                )  # fmt: skip
+                raise _refused(job, f"{len(self._waiting)} wait for a thread already")
             self._waiting.append(job)
             self._changed.notify()
             # One that was woken is idle until it has taken its work.
             if len(self._waiting) > self._idle and self._threads < self.most:
-                self._threads += 1
-                threading.Thread(target=self._work, name=f"anytorch-{self.name}", daemon=True).start()
+                try:
+                    threading.Thread(target=self._work, name=f"anytorch-{self.name}", daemon=True).start()
+                except (RuntimeError, MemoryError) as exc:  # the system has no more for this process
+                    if not self._threads:  # else one of those there will do it
+                        self._waiting.remove(job)
+                        raise _refused(job, f"no thread for {self.name} can be started") from exc
+                else:
+                    self._threads += 1  # before it looks: it needs the lock for that
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
