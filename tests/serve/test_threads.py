@@ -67,6 +67,17 @@ def test_results_and_errors_come_back() -> None:
     in_loop(work)
 
 
+def test_an_end_of_an_iterator_reaches_who_awaits_it() -> None:
+    """asyncio takes no StopIteration: the coroutine would wait for ever."""
+
+    async def work() -> None:
+        with pytest.raises(RuntimeError, match="StopIteration") as raised:
+            await asyncio.wait_for(Threads("test", 1).run(next, iter(())), 60)
+        assert isinstance(raised.value.__cause__, StopIteration)
+
+    in_loop(work)
+
+
 class Data:
     """What a request brings: its memory is free when nothing refers to it."""
 

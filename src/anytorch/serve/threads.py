@@ -80,11 +80,20 @@ class Job:
             result = self._context.run(_call, weakref.ref(self), self._function)
         except BaseException as exc:  # noqa: BLE001  (raised again where it is awaited)
             ended()
-            self.answer.set_exception(exc)
+            self.answer.set_exception(_awaitable(exc))
             del self, ended  # the error's traceback has this frame: through the job it would hold itself
         else:
             ended()
             self.answer.set_result(result)
+
+
+def _awaitable(exc: BaseException) -> BaseException:
+    """The error itself, or a RuntimeError that it caused if it is one that a coroutine cannot be given."""
+    if not isinstance(exc, StopIteration):
+        return exc
+    told = RuntimeError("the function raised StopIteration")
+    told.__cause__ = exc
+    return told
 
 
 def _call(job: weakref.ref[Job], function: partial[Any]) -> Any:
