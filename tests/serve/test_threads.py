@@ -264,6 +264,21 @@ def test_a_request_holds_its_memory_until_its_last_thread_has_ended(hang: Hang, 
     in_loop(work)
 
 
+def test_a_thread_that_begins_after_its_request_gives_nothing_back_again() -> None:
+    given_back: list[int] = []
+
+    async def work() -> None:
+        call = Call({"path": "/", "method": "GET", "headers": []}, None, None, given_back.append)  # type: ignore[arg-type]
+        call.body_nbytes = 7
+        HOLDER.set(call)
+        call.end()
+        assert await Threads("test", 1).run(str, 1) == "1"
+        await turns(lambda: not call.threads)
+        assert given_back == [7]
+
+    in_loop(work)
+
+
 def test_a_pool_is_stuck_when_all_its_threads_are_busy_for_too_long(hang: Hang) -> None:
     async def work() -> None:
         pool = Threads("test", 2, stuck_s=0.0)
