@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,7 +14,10 @@ import httpx
 import pytest
 from tests.waiting import until
 
+from anytorch.forecast import queue
+from anytorch.serve.app import create_app
 from anytorch.serve.limits import Call, within
+from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
 from anytorch.serve.threads import HOLDER, Abandoned, Pools, Threads, go_on
 
@@ -166,6 +170,30 @@ def test_what_has_not_begun_is_withdrawn_and_what_waits_is_bounded(hang: Hang) -
         hang.go.set()
         assert await last == "there is room again" and await first == "done"
         assert hang.begun == 1, "withdrawn work was done"
+
+    in_loop(work)
+
+
+def test_a_burst_that_the_queues_have_room_for_finds_a_place(hang: Hang) -> None:
+    pytest.importorskip("torch")
+    from anytorch.text.generate.generator import TextGenerator
+
+    generator = inspect.signature(TextGenerator).parameters
+    room = {
+        "texts": 1000,  # requests of one token each
+        "prompts": generator["at_once"].default + generator["waiting"].default,
+        "candles": queue.MOST_WAITING,
+    }
+
+    async def work() -> None:
+        pools: Pools = create_app(ServeOptions(max_waiting_tokens=room["texts"], page=False)).state.service.pools
+        for name, most in room.items():
+            hang.go.clear()
+            pool: Threads = getattr(pools, name)
+            burst = [asyncio.ensure_future(pool.run(hang)) for _ in range(pool.most + most)]
+            await turns(lambda pool=pool: len(pool.running()) == pool.most)
+            hang.go.set()
+            assert await asyncio.gather(*burst) == ["done"] * len(burst)
 
     in_loop(work)
 

@@ -25,7 +25,7 @@ from anytorch.serve.problems import Problem, retry_after
 
 T = TypeVar("T")
 STUCK_S = 30.0  # a pool whose threads have all been busy for so long does not work any more
-MOST_WAITING = 256  # for a thread of one pool
+MOST_WAITING = 512  # for a thread of one pool: more than the queues of prompts and of candles have room for
 IDLE_S = 10.0  # a thread without work ends
 
 
@@ -207,11 +207,14 @@ class Threads:
 class Pools:
     """The service's threads by kind of work, so that none can take those of another."""
 
-    def __init__(self, longest_s: float = 0.0) -> None:
-        """`longest_s`: the time limit of a request; work that takes longer has nobody waiting for it."""
+    def __init__(self, longest_s: float = 0.0, queued_tokens: int = 0) -> None:
+        """`longest_s`: the time limit of a request; work that takes longer has nobody waiting for it.
+        `queued_tokens`: what the queue of texts has room for. A request brings it one at least, so that as many may wait
+        here: the queue says when it is full. Their bodies are counted by the guard.
+        """
         stuck_s = max(STUCK_S, longest_s)
         cores = os.cpu_count() or 1
-        self.texts = Threads("texts", min(32, cores + 4), stuck_s=stuck_s)
+        self.texts = Threads("texts", min(32, cores + 4), stuck_s=stuck_s, waiting=max(MOST_WAITING, queued_tokens))
         self.prompts = Threads("prompts", 4, stuck_s=stuck_s)
         self.candles = Threads("candles", 4, stuck_s=stuck_s)
         self.questions = Threads("questions", 8, stuck_s=stuck_s)  # metrics, devices, lists of models
