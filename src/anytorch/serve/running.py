@@ -160,7 +160,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     @contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]  # uvicorn's is a generator
+    def capture_signals(self) -> Iterator[None]:
         if self._leave_s is not None:
             # Not in the handler: the code that it interrupts may have the lock that starting a thread waits for.
             threading.Thread(target=self._leave, name="anytorch-leave", daemon=True).start()
