@@ -229,7 +229,8 @@ def test_a_pool_that_gets_no_second_thread_does_all_with_the_first(hang: Hang, m
             patch.setattr(threading.Thread, "start", no_thread)
             others = [asyncio.ensure_future(pool.run(str, number)) for number in range(3)]
             await asyncio.sleep(0)
-        assert await pool.run(str, "a thread again") == "a thread again", "the pool stays one thread short"
+        again = await asyncio.wait_for(pool.run(str, "a thread again"), 60)
+        assert again == "a thread again", "the pool stays one thread short"
         assert await asyncio.gather(*others) == ["0", "1", "2"]
         hang.go.set()
         assert await first == "done"
