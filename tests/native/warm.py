@@ -31,12 +31,17 @@ while line := asked.readline():
     if child == 0:
         break
     watched = os.pidfd_open(child)
-    ended, _, _ = select.select([watched], [], [], request["timeout_s"])
+    # Nobody asks again before the answer: if there is something to read, it is the end.
+    happened, _, _ = select.select([watched, asked], [], [], request["timeout_s"])
+    ended = watched in happened
     os.close(watched)
     if not ended:
-        os.killpg(child, signal.SIGKILL)
+        try:
+            os.killpg(child, signal.SIGKILL)
+        except ProcessLookupError:  # it has not come to setsid yet
+            os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    print(json.dumps([os.waitstatus_to_exitcode(status), bool(ended)]), file=answers, flush=True)
+    print(json.dumps([os.waitstatus_to_exitcode(status), ended]), file=answers, flush=True)
 else:
     sys.exit(0)
 os.setsid()
@@ -80,6 +85,15 @@ class Warm:
 
     def run(self, code: str, environment: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
         """What `python -c code` gives, from a process that has torch already. Raises subprocess.TimeoutExpired."""
+        try:
+            return self._run(code, environment, timeout_s)
+        except subprocess.TimeoutExpired:
+            raise
+        except BaseException:  # interrupted, the answer would be taken for the next script's
+            self.close()
+            raise
+
+    def _run(self, code: str, environment: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
         if self._process is None:
             self._start(environment)
         with tempfile.TemporaryDirectory(prefix="anytorch-warm-") as folder:
@@ -112,18 +126,22 @@ class Warm:
         plain = {name: value for name, value in environment.items() if not name.startswith(LATER)}
         command = [sys.executable, "-c", SERVER, str(asked), str(answer)]
         speaking = {**plain, "PYTHONIOENCODING": "utf-8"}  # as `run` reads it, whatever the locale
-        self._process = subprocess.Popen(command, env=speaking, pass_fds=(asked, answer), stdin=subprocess.DEVNULL)
-        os.close(asked)
-        os.close(answer)
         self._ask, self._answers = os.fdopen(ask, "wb", buffering=0), os.fdopen(answers)
         self._environment = plain
+        # In a session of its own: Ctrl-C ends it through `close`, which ends its script as well.
+        self._process = subprocess.Popen(
+            command, env=speaking, pass_fds=(asked, answer), stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        os.close(asked)
+        os.close(answer)
         atexit.register(self.close)
         assert self._answer() == "ready\n"
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, and the script that runs in it. The next script starts another."""
         if self._process is not None:
             self._ask.close()
             self._process.wait()
             self._answers.close()
             self._process = None
+            atexit.unregister(self.close)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import io
 import json
 import os
 import signal
@@ -10,11 +12,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from tests.serve.hanging import STATES
 from tests.waiting import until
+
+from anytorch.serve.running import Server
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 ROOT = Path(__file__).parents[2]
@@ -98,3 +105,43 @@ def test_it_ends(services: dict[str, Service], state: str) -> None:
     assert status == 0, said
     assert "Traceback" not in said or state == "streaming", said  # uvicorn tells of an answer that was cut off
     assert ("still computed" in said) == (state in ("hung thread", "loading", "computing", "hung end")), said
+
+
+def leaving() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "anytorch-leave"]
+
+
+def drained(*, leave_s: float) -> tuple[Server, Any]:
+    state = SimpleNamespace(draining=False)
+    app: Any = SimpleNamespace(state=SimpleNamespace(service=state))
+    return Server(uvicorn.Config(app, log_config=None), app, 0.0, None, leave_s), state
+
+
+@pytest.mark.parametrize("stream", [None, io.StringIO(), object()], ids=["none", "no file", "no stream"])
+def test_a_signal_drains_whatever_standard_error_is(monkeypatch: pytest.MonkeyPatch, stream: Any) -> None:
+    def start(_: Any) -> None:
+        raise AssertionError("a handler waits for a lock that the code it interrupts may have")
+
+    server, state = drained(leave_s=3600.0)
+    with server.capture_signals():
+        (thread,) = leaving()
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "stderr", stream)
+                patch.setattr(threading.Thread, "start", start)
+                server.handle_exit(signal.SIGTERM, None)
+                server.handle_exit(signal.SIGTERM, None)
+            assert state.draining and server.should_exit and thread.is_alive()
+        finally:
+            server.ended.set()
+            thread.join(120)
+            faulthandler.cancel_dump_traceback_later()
+    assert not thread.is_alive()
+
+
+def test_the_thread_that_waits_for_a_signal_ends_without_one() -> None:
+    server, state = drained(leave_s=3600.0)
+    with server.capture_signals():
+        (thread,) = leaving()
+    thread.join(120)
+    assert not thread.is_alive() and not state.draining

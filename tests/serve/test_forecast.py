@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from anytorch.errors import ModelError
+from anytorch.errors import InputError, ModelError
 from anytorch.forecast.candles.generate import sample_candles
+from anytorch.serve import schemas
+from anytorch.serve.routes import forecast
 
 pytest.importorskip("torch")
 
@@ -213,6 +215,33 @@ def test_only_the_instrument_that_is_meant_is_read(forecaster: Any, table: Any) 
     assert answer.status_code == 422 and "10001 instruments" in answer.json()["detail"]
     answer = ask(forecaster, csv=csv, symbol="NOT")
     assert answer.status_code == 422 and "unknown symbol" in answer.json()["detail"]
+
+
+def named(rows: list[str], *names: str) -> str:
+    return "\n".join([f"{HEAD},symbol", *(f"{row},{name}" for name in names for row in rows)])
+
+
+def test_a_part_is_meant_by_its_number_alone(table: Any) -> None:
+    """A pair such as BTC/USDT is an instrument of its own: the candles of BTC are no answer to it."""
+    rows = [",".join(map(str, row)) for row in table[["timestamps", "open", "high", "low", "close"]].to_numpy()]
+    later = [f"2034{row[4:]}" for row in rows]
+    for csv, symbol, found in (
+        (named(rows, "BTC", "BTC/USDT"), "BTC/USDT", "BTC/USDT"),
+        (named([*rows, *later], "BTC", "ETH"), "BTC/2", "BTC/2"),
+        (named([*rows, *later], "BTC", "ETH"), "BTC", "BTC/2"),
+        (named(rows, "BTC", "BTC/2"), "BTC/2", "BTC/2"),
+    ):
+        asked = schemas.ForecastRequest(csv=csv, symbol=symbol, repair=True)
+        assert forecast.history_of(asked).name == found
+    for csv, symbol in (
+        (named(rows, "BTC"), "BTC/USDT"),
+        (named(rows, "BTC"), "BTC/2"),
+        (named(rows, "BTC"), "BTC/"),
+        (named([*rows, *later], "BTC"), "BTC/3"),
+    ):
+        asked = schemas.ForecastRequest(csv=csv, symbol=symbol, repair=True)
+        with pytest.raises(InputError, match=f"unknown symbol '{symbol}'; known: BTC"):
+            forecast.history_of(asked)
 
 
 @pytest.mark.parametrize(

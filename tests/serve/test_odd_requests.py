@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,6 +174,30 @@ def test_what_a_body_makes_fail_is_the_client_s(
         answer = service.client.post(path, content=b'{"input": "x"}', headers={"Content-Type": "application/json"})
         assert answer.status_code == 400 and answer.headers["content-type"] == "application/problem+json", path
         assert "Traceback" not in answer.text and str(error) not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (Path, "home", RuntimeError("Could not determine home directory.")),
+        (Path, "cwd", FileNotFoundError(2, "No such file or directory")),
+        (tempfile, "gettempdir", FileNotFoundError(2, "No usable temporary directory found")),
+    ],
+    ids=["no home", "no working folder", "nowhere to write"],
+)
+def test_a_folder_that_is_not_there_hides_no_answer(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(owner, name, fails)
+    private_folders.cache_clear()
+    try:
+        body = orjson.loads(Problem(401, "no-key", "A key is required", f"not in {sys.prefix}").body("/v1/models"))
+        assert body["status"] == 401 and body["detail"] == "not in …", "what can be told is still hidden"
+    finally:
+        private_folders.cache_clear()
 
 
 def test_what_is_ours_to_tell_stays_as_it_is() -> None:

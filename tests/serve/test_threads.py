@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import inspect
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -11,7 +14,10 @@ import httpx
 import pytest
 from tests.waiting import until
 
-from anytorch.serve.limits import Call
+from anytorch.forecast import queue
+from anytorch.serve.app import create_app
+from anytorch.serve.limits import Call, within
+from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
 from anytorch.serve.threads import HOLDER, Abandoned, Pools, Threads, go_on
 
@@ -65,6 +71,71 @@ def test_results_and_errors_come_back() -> None:
     in_loop(work)
 
 
+def test_an_end_of_an_iterator_reaches_who_awaits_it() -> None:
+    """asyncio takes no StopIteration: the coroutine would wait for ever."""
+
+    async def work() -> None:
+        with pytest.raises(RuntimeError, match="StopIteration") as raised:
+            await asyncio.wait_for(Threads("test", 1).run(next, iter(())), 60)
+        assert isinstance(raised.value.__cause__, StopIteration)
+
+    in_loop(work)
+
+
+class Data:
+    """What a request brings: its memory is free when nothing refers to it."""
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("ends", ["with a result", "with an error", "with an error within a time", "withdrawn"])
+def test_what_a_request_brought_is_freed_without_a_collection(hang: Hang, no_collection: None, ends: str) -> None:
+    def compute(data: Data) -> Data:
+        if ends == "withdrawn":
+            hang()
+            go_on()
+        if ends != "with a result":
+            raise ZeroDivisionError
+        return data
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def one(pool: Threads) -> weakref.ref[Data]:
+        data = Data()
+        held = weakref.ref(data)
+        work = pool.run(compute, data)
+        if ends == "with a result":
+            assert await work is data
+        elif ends == "withdrawn":
+            task = asyncio.ensure_future(work)
+            await turns(lambda: hang.begun)
+            task.cancel()
+            await asyncio.wait({task})
+            hang.go.set()
+        else:
+            call = Call({"path": "/", "method": "GET", "headers": []}, receive, None)  # type: ignore[arg-type]
+            try:
+                await (within(work, call, 60.0, "computed") if "time" in ends else work)
+            except ZeroDivisionError:
+                pass
+            else:
+                raise AssertionError("the error is lost")
+        return held
+
+    async def work() -> None:
+        held = await one(Threads("test", 1))
+        await turns(lambda: held() is None)
+
+    in_loop(work)
+
+
 def test_what_hangs_takes_no_thread_of_other_work(hang: Hang) -> None:
     async def work() -> None:
         pools = Pools()
@@ -99,6 +170,70 @@ def test_what_has_not_begun_is_withdrawn_and_what_waits_is_bounded(hang: Hang) -
         hang.go.set()
         assert await last == "there is room again" and await first == "done"
         assert hang.begun == 1, "withdrawn work was done"
+
+    in_loop(work)
+
+
+def test_a_burst_that_the_queues_have_room_for_finds_a_place(hang: Hang) -> None:
+    pytest.importorskip("torch")
+    from anytorch.text.generate.generator import TextGenerator
+
+    generator = inspect.signature(TextGenerator).parameters
+    room = {
+        "texts": 1000,  # requests of one token each
+        "prompts": generator["at_once"].default + generator["waiting"].default,
+        "candles": queue.MOST_WAITING,
+    }
+
+    async def work() -> None:
+        pools: Pools = create_app(ServeOptions(max_waiting_tokens=room["texts"], page=False)).state.service.pools
+        for name, most in room.items():
+            hang.go.clear()
+            pool: Threads = getattr(pools, name)
+            burst = [asyncio.ensure_future(pool.run(hang)) for _ in range(pool.most + most)]
+            await turns(lambda pool=pool: len(pool.running()) == pool.most)
+            hang.go.set()
+            assert await asyncio.gather(*burst) == ["done"] * len(burst)
+
+    in_loop(work)
+
+
+def no_thread(*_: Any) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_pool_that_gets_no_thread_refuses_and_works_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        pool = Threads("test", 2)
+        call = Call({"path": "/", "method": "GET", "headers": []}, None, None)  # type: ignore[arg-type]
+        HOLDER.set(call)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            for _ in range(3):
+                with pytest.raises(Problem) as refused:
+                    await pool.run(str, 1)
+                assert refused.value.status == 503 and refused.value.headers["Retry-After"]
+                assert "no thread for test" in refused.value.detail
+        await turns(lambda: not call.threads)
+        assert await pool.run(str, 1) == "1" and not pool._waiting
+
+    in_loop(work)
+
+
+def test_a_pool_that_gets_no_second_thread_does_all_with_the_first(hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        pool = Threads("test", 2)
+        first = asyncio.ensure_future(pool.run(hang))
+        await turns(lambda: hang.begun == 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            others = [asyncio.ensure_future(pool.run(str, number)) for number in range(3)]
+            await asyncio.sleep(0)
+        again = await asyncio.wait_for(pool.run(str, "a thread again"), 60)
+        assert again == "a thread again", "the pool stays one thread short"
+        assert await asyncio.gather(*others) == ["0", "1", "2"]
+        hang.go.set()
+        assert await first == "done"
 
     in_loop(work)
 
@@ -153,6 +288,21 @@ def test_a_request_holds_its_memory_until_its_last_thread_has_ended(hang: Hang, 
         assert given_back == ([] if holds else [7]), "the deadline frees nothing while a thread works"
         hang.go.set()
         await turns(lambda: given_back)
+        assert given_back == [7]
+
+    in_loop(work)
+
+
+def test_a_thread_that_begins_after_its_request_gives_nothing_back_again() -> None:
+    given_back: list[int] = []
+
+    async def work() -> None:
+        call = Call({"path": "/", "method": "GET", "headers": []}, None, None, given_back.append)  # type: ignore[arg-type]
+        call.body_nbytes = 7
+        HOLDER.set(call)
+        call.end()
+        assert await Threads("test", 1).run(str, 1) == "1"
+        await turns(lambda: not call.threads)
         assert given_back == [7]
 
     in_loop(work)

@@ -52,8 +52,8 @@ class ClientGone(Exception):
 class Call:
     """One request: its headers and its outcome."""
 
-    __slots__ = ("_give_back", "body_nbytes", "client", "ended", "headers", "hosts", "method", "over", "path", "receive",
-                 "route", "send", "started", "status", "threads", "timeout_s")  # fmt: skip
+    __slots__ = ("_give_back", "_given_back", "body_nbytes", "client", "ended", "headers", "hosts", "method", "over",
+                 "path", "receive", "route", "send", "started", "status", "threads", "timeout_s")  # fmt: skip
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, give_back: Callable[[int], None] = lambda _: None
@@ -78,16 +78,21 @@ class Call:
         self.over = False
         self.threads = 0  # that work for it; some may go on when it is over
         self._give_back = give_back
+        self._given_back = False
 
     def end(self) -> None:
         """Give back what it holds of the memory for bodies, now or when its last thread has ended."""
         self.over = True
-        if not self.threads:
-            self._give_back(self.body_nbytes)
+        self._settle()
 
     def thread_ended(self) -> None:
         self.threads -= 1
-        if self.over and not self.threads:
+        self._settle()
+
+    def _settle(self) -> None:
+        # Once: what a request leaves behind, such as a task that goes on, may use a thread after it.
+        if self.over and not self.threads and not self._given_back:
+            self._given_back = True
             self._give_back(self.body_nbytes)
 
 
@@ -359,14 +364,20 @@ async def within(work: Awaitable[T], call: Call, limit_s: float | None, done_to_
     task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(watch())
     try:
         done, _ = await asyncio.wait({task, watcher}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if task not in done:
+        late, gone = task not in done, watcher in done
+        del done
+        if late:
             task.cancel()
             await asyncio.wait({task})
-            raise ClientGone if watcher in done else TimeoutError(f"not {done_to_it} within {call.timeout_s:g} s")
+            raise ClientGone if gone else TimeoutError(f"not {done_to_it} within {call.timeout_s:g} s")
         return task.result()
     finally:
         watcher.cancel()
         task.cancel()
+        del (
+            task,
+            work,
+        )  # an error's traceback has this frame, and the task has the error: a cycle keeps a request's data
 
 
 def stopped() -> Problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from traceback import format_exception
@@ -107,7 +107,13 @@ def shortened(text: str, most: int) -> str:
 @lru_cache(maxsize=1)
 def private_folders() -> tuple[str, ...]:
     """Folders whose names say who runs this and how it is set up, the longest first."""
-    found = {Path.home(), Path.cwd(), Path(sys.prefix), Path(sys.base_prefix), Path(tempfile.gettempdir()), PACKAGES}
+    found = {Path(sys.prefix), Path(sys.base_prefix), PACKAGES}
+    folders: tuple[Callable[[], str | Path], ...] = (Path.home, Path.cwd, tempfile.gettempdir)
+    for ask in folders:
+        try:
+            found.add(Path(ask()))
+        except (OSError, RuntimeError):
+            pass  # no home, a working folder that was removed, no folder to write to: then there is no name to hide
     return tuple(sorted({str(one) for one in found if len(one.parts) > 1}, key=len, reverse=True))
 
 

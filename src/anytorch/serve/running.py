@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -96,6 +96,15 @@ def end_now(app: Service, status: int) -> None:
     os._exit(status)
 
 
+def end_later(seconds: float) -> None:
+    """End the process after so long, by a thread of the interpreter's own, which needs no turn of the interpreter."""
+    try:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    except (RuntimeError, AttributeError, OSError, ValueError):  # standard error is no file: pythonw, a Windows service
+        with suppress(OSError, RuntimeError):  # then our own thread ends it alone
+            faulthandler.dump_traceback_later(seconds, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+
+
 def tell(server: Server, app: Service, options: ServeOptions, told: Told, failed: list[ModelError]) -> None:
     """In a thread: wait for the first answer, report how long it took, then load the other models."""
     keys = app.guard.keys
@@ -132,6 +141,8 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app, self._delay_s, self._beat, self._leave_s = app, delay_s, beat, leave_s
         self.ended = threading.Event()
+        self._asked = threading.Event()  # to leave, by the first signal; or there will be none any more
+        self._leaving = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def call(self, function: Callable[[], Any]) -> None:
@@ -148,19 +159,27 @@ class Server(uvicorn.Server):
             self._beat()
         return await super().on_tick(counter)
 
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]  # uvicorn's is a generator
-        return signals_to(self.handle_exit)
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if self._leave_s is not None:
+            # Not in the handler: the code that it interrupts may have the lock that starting a thread waits for.
+            threading.Thread(target=self._leave, name="anytorch-leave", daemon=True).start()
+        try:
+            with signals_to(self.handle_exit):
+                yield
+        finally:
+            self._asked.set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         state = self._app.state.service
         if state.draining and sig == signal.SIGINT:  # the second one: engines that compute would be waited for
             logging.shutdown()
             os._exit(INTERRUPTED)
-        if self._leave_s is not None and not state.draining:
-            # A thread of the interpreter's own, which needs no turn of the interpreter, stands behind ours.
-            faulthandler.dump_traceback_later(self._leave_s + STUBBORN_S, exit=True)
-            threading.Thread(target=self._leave, name="anytorch-leave", daemon=True).start()
-        state.draining = True
+        first, state.draining = not state.draining, True
+        if self._leave_s is not None and first:
+            self._leaving = True
+            self._asked.set()
+            end_later(self._leave_s + STUBBORN_S)
         if self._delay_s and self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.call_later, self._delay_s, self._stop)
         else:
@@ -170,6 +189,9 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def _leave(self) -> None:
+        self._asked.wait()
+        if not self._leaving:
+            return
         if self.ended.wait(self._leave_s):
             faulthandler.cancel_dump_traceback_later()
         else:

@@ -44,7 +44,7 @@ class State:
         self.metrics = metrics
         self.shared = None if options.run_folder is None else Shared(options.run_folder)
         # A worker that is started again begins with what the others have by now.
-        self.pools = Pools(options.timeout_s)
+        self.pools = Pools(options.timeout_s, options.max_waiting_tokens)
         self.models = Registry(options, self.build, [] if self.shared is None else self.shared.newest(), self.pools)
         self.started = time.monotonic()
         self.created = int(time.time())

@@ -13,6 +13,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,7 +25,7 @@ from anytorch.serve.problems import Problem, retry_after
 
 T = TypeVar("T")
 STUCK_S = 30.0  # a pool whose threads have all been busy for so long does not work any more
-MOST_WAITING = 256  # for a thread of one pool
+MOST_WAITING = 512  # for a thread of one pool: more than the queues of prompts and of candles have room for
 IDLE_S = 10.0  # a thread without work ends
 
 
@@ -38,7 +39,8 @@ class Holder(Protocol):
 
 # The request that the current task works for; set by the guard.
 HOLDER: ContextVar[Holder | None] = ContextVar("anytorch_request", default=None)
-_current: ContextVar[Job | None] = ContextVar("anytorch_job", default=None)
+# The thread's job: weakly, because the job has the context that this is set in, and a cycle keeps a request's data.
+_current: ContextVar[weakref.ref[Job] | None] = ContextVar("anytorch_job", default=None)
 
 
 class Abandoned(Exception):
@@ -47,15 +49,20 @@ class Abandoned(Exception):
 
 def go_on() -> None:
     """Raise Abandoned in a thread whose work nobody waits for any more. Called between the parts of long work."""
-    job = _current.get()
-    if job is not None and job.abandoned:
+    if _abandoned():  # no job in this frame, which the error's traceback has
         raise Abandoned
+
+
+def _abandoned() -> bool:
+    current = _current.get()
+    job = None if current is None else current()
+    return job is not None and job.abandoned
 
 
 class Job:
     """One call of a function, from its order to its end."""
 
-    __slots__ = ("_context", "_function", "abandoned", "answer", "began", "name")
+    __slots__ = ("__weakref__", "_context", "_function", "abandoned", "answer", "began", "name")
 
     def __init__(self, function: partial[Any]) -> None:
         self._function, self._context = function, copy_context()
@@ -70,17 +77,35 @@ class Job:
             ended()
             return
         try:
-            result = self._context.run(self._call)
+            result = self._context.run(_call, weakref.ref(self), self._function)
         except BaseException as exc:  # noqa: BLE001  (raised again where it is awaited)
             ended()
-            self.answer.set_exception(exc)
+            self.answer.set_exception(_awaitable(exc))
+            del self, ended  # the error's traceback has this frame: through the job it would hold itself
         else:
             ended()
             self.answer.set_result(result)
 
-    def _call(self) -> Any:
-        _current.set(self)
-        return self._function()
+
+def _awaitable(exc: BaseException) -> BaseException:
+    """The error itself, or a RuntimeError that it caused if it is one that a coroutine cannot be given."""
+    if not isinstance(exc, StopIteration):
+        return exc
+    told = RuntimeError("the function raised StopIteration")
+    told.__cause__ = exc
+    return told
+
+
+def _call(job: weakref.ref[Job], function: partial[Any]) -> Any:
+    _current.set(job)
+    return function()
+
+
+def _refused(job: Job, why: str) -> Problem:
+    """The problem for a job that cannot be taken; its answer is withdrawn, so that its request holds nothing for it."""
+    job.answer.cancel()
+    job.answer.set_running_or_notify_cancel()
+    return Problem(503, "busy", "Too many requests at once", why, hint="try again later", headers=retry_after())
 
 
 class Threads:
@@ -100,7 +125,7 @@ class Threads:
     async def run(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
         """The result of a function, called in a thread. Cancelling it withdraws what has not begun.
 
-        Raises a 503 Problem where too much waits for a thread already.
+        Raises a 503 Problem where too much waits for a thread already, or no thread can be started.
         """
 
         job = Job(partial(function, *arguments, **options))
@@ -118,23 +143,26 @@ class Threads:
                 if job in self._waiting:
                     self._waiting.remove(job)
             raise
+        finally:
+            del job  # an error's traceback has this frame, and the job has the error
         return found
 
     def _order(self, job: Job) -> None:
         with self._changed:
             if len(self._waiting) >= self._most_waiting:
-                job.answer.cancel()
-                job.answer.set_running_or_notify_cancel()
-                raise Problem(
-                    503, "busy", "Too many requests at once", f"{len(self._waiting)} wait for a thread already",
-                    hint="try again later", headers=retry_after(),
-                )  # fmt: skip
+                raise _refused(job, f"{len(self._waiting)} wait for a thread already")
             self._waiting.append(job)
             self._changed.notify()
             # One that was woken is idle until it has taken its work.
             if len(self._waiting) > self._idle and self._threads < self.most:
-                self._threads += 1
-                threading.Thread(target=self._work, name=f"anytorch-{self.name}", daemon=True).start()
+                try:
+                    threading.Thread(target=self._work, name=f"anytorch-{self.name}", daemon=True).start()
+                except (RuntimeError, MemoryError) as exc:  # the system has no more for this process
+                    if not self._threads:  # else one of those there will do it
+                        self._waiting.remove(job)
+                        raise _refused(job, f"no thread for {self.name} can be started") from exc
+                else:
+                    self._threads += 1  # before it looks: it needs the lock for that
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
@@ -179,11 +207,14 @@ class Threads:
 class Pools:
     """The service's threads by kind of work, so that none can take those of another."""
 
-    def __init__(self, longest_s: float = 0.0) -> None:
-        """`longest_s`: the time limit of a request; work that takes longer has nobody waiting for it."""
+    def __init__(self, longest_s: float = 0.0, queued_tokens: int = 0) -> None:
+        """`longest_s`: the time limit of a request; work that takes longer has nobody waiting for it.
+        `queued_tokens`: what the queue of texts has room for. A request brings it one at least, so that as many may wait
+        here: the queue says when it is full. Their bodies are counted by the guard.
+        """
         stuck_s = max(STUCK_S, longest_s)
         cores = os.cpu_count() or 1
-        self.texts = Threads("texts", min(32, cores + 4), stuck_s=stuck_s)
+        self.texts = Threads("texts", min(32, cores + 4), stuck_s=stuck_s, waiting=max(MOST_WAITING, queued_tokens))
         self.prompts = Threads("prompts", 4, stuck_s=stuck_s)
         self.candles = Threads("candles", 4, stuck_s=stuck_s)
         self.questions = Threads("questions", 8, stuck_s=stuck_s)  # metrics, devices, lists of models

@@ -261,20 +261,31 @@ def history_of(asked: schemas.ForecastRequest) -> CandleSeries:
 
     def choose(names: list[str]) -> list[str]:
         """The one that is meant; a part of it is called "NAME/2"."""
-        known = ", ".join(one[:100] for one in names[:10])
         if asked.symbol is None and len(names) > 1:
-            raise InputError(f"the data has {len(names)} instruments: {known}", hint="name one with `symbol`")
+            raise InputError(f"the data has {len(names)} instruments: {some_of(names)}", hint="name one with `symbol`")
         symbol = names[0] if asked.symbol is None else asked.symbol
-        meant = [one for one in (symbol, symbol.rpartition("/")[0]) if one in names]
-        if not meant:
-            raise InputError(f"unknown symbol {str(asked.symbol)[:100]!r}; known: {known}")
-        return meant[:1]
+        if symbol in names:
+            return [symbol]
+        whole, _, number = symbol.rpartition("/")
+        if whole not in names or not (number.isascii() and number.isdigit()):
+            raise unknown_symbol(symbol, names)
+        return [whole]
 
     (one,) = read_candles(table, timezone=asked.timezone, repair=asked.repair, choose=choose, newest=True)
+    if asked.symbol is not None and asked.symbol not in (one.name, one.part_of):
+        raise unknown_symbol(asked.symbol, [one.name])
     require_range(one.frame)
     return CandleSeries(
         name if one.name in ("the table", "the data") else one.name, one.frame, one.rhythm, one.notes, one.where
     )
+
+
+def some_of(names: list[str]) -> str:
+    return ", ".join(one[:100] for one in names[:10])
+
+
+def unknown_symbol(symbol: str, names: list[str]) -> InputError:
+    return InputError(f"unknown symbol {symbol[:100]!r}; known: {some_of(names)}")
 
 
 def require_range(frame: Any) -> None:
