@@ -13,7 +13,7 @@ from tests.faulty_disk import PowerLoss, failing
 
 import anytorch
 from anytorch.errors import AnytorchError, ModelError, UsageError
-from anytorch.memory import TieredOptimizer, resume, resume_training, save_training
+from anytorch.memory import TieredOptimizer, manifest, resume, resume_training, save_training
 from anytorch.memory.manifest import MANIFEST
 
 WIDTH = 64
@@ -89,8 +89,34 @@ def test_every_file_has_a_sum_and_a_flipped_bit_anywhere_is_found(
         assert resume.read_verified(newest)[0] is None
         (newest / name).write_bytes(whole)
     assert resume.read_verified(newest)[0]
-    (newest / "optimizer" / "more.safetensors").write_bytes(b"")
-    assert "was not written with it" in resume.read_verified(newest)[1]
+
+
+def test_an_added_file_counts_only_where_it_would_be_read(
+    run: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
+) -> None:
+    """A copied config.json, or what macOS leaves beside each file, must not cost the training since the one before."""
+    folder, weights = copy_of(run[0], tmp_path), run[1]
+    newest = folder / "step-00000002"
+    for name in ("model/config.json", "model/._model.safetensors", "optimizer/.DS_Store.json", "notes.json"):
+        (newest / name).write_bytes(b"{}")
+    model, optimizer = training(tmp_path, seed=5)
+    state = resume_training(folder, optimizer)
+    assert state is not None and state["step"] == 2 and same(weights_of(model), weights[1])
+    anytorch.memory.fitted(model).close()
+    assert not manifest.problem_of(newest, resume.READ)
+    (newest / "more.safetensors").write_bytes(b"")
+    assert manifest.problem_of(newest, [*resume.READ, "more.safetensors"]) == "more.safetensors was not written with it"
+
+
+@pytest.mark.parametrize("name", resume.READ)
+def test_an_added_file_that_would_be_read_is_found(tmp_path: Path, name: str) -> None:
+    """As where the model was written in shards: its index names them, but a model.safetensors beside it comes first."""
+    for folder in ("model", "optimizer"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "listed.safetensors").write_bytes(b"x")
+    manifest.write_manifest(tmp_path)
+    (tmp_path / name).write_bytes(b"y")
+    assert manifest.problem_of(tmp_path, resume.READ) == f"{name} was not written with it"
 
 
 def _flipped(whole: bytes, at: int) -> bytes:

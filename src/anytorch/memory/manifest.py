@@ -1,13 +1,13 @@
 """What a folder of files was written with: the size and CRC-32 of each, in a file that has a sum of its own.
 
 write_manifest(folder)          # once all other files are there
-problem_of(folder)              # "" if every byte is as it was written; else what is wrong, in words
+problem_of(folder, read)        # "" if every byte is as it was written; else what is wrong, in words
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from anytorch.native.sums import crc32, file_crc32
 MANIFEST = "sums.json"
 FORMAT = 1
 THREADS = 4
-DATA = (".safetensors", ".json")  # files that would be read if they were there
 Sum = tuple[int, int]  # bytes, CRC-32
 
 
@@ -35,8 +34,12 @@ def write_manifest(folder: Path, known: Mapping[Path, Sum] | None = None) -> Non
     replace_file(folder / MANIFEST, json.dumps(body, indent=1).encode())
 
 
-def problem_of(folder: Path) -> str:
-    """What is wrong with a folder, in words; "" if all its files are as they were written."""
+def problem_of(folder: Path, read: Iterable[str] = ()) -> str:
+    """What is wrong with a folder, in words; "" if all its files are as they were written.
+
+    `read` names the files that its reader opens wherever they are there: one of those that was added later is wrong, too.
+    What else lies there (a copied config.json, a system's hidden files) is never read, and does no harm.
+    """
     try:
         body = parse_json((folder / MANIFEST).read_bytes())
         entries: dict[str, Any] = body["files"]
@@ -47,9 +50,9 @@ def problem_of(folder: Path) -> str:
         return f"{MANIFEST} cannot be read: {exc.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         return f"{MANIFEST} is damaged ({exc!r})"
-    more = {path for path in folder.rglob("*") if path.suffix in DATA and path.is_file()} - {*wanted, folder / MANIFEST}
+    more = [name for name in read if name not in entries and (folder / name).exists()]
     if more:
-        return f"{min(more).relative_to(folder)} was not written with it"
+        return f"{more[0]} was not written with it"
     with ThreadPoolExecutor(min(THREADS, max(1, len(wanted)))) as pool:
         found = pool.map(lambda path: _problem_of_file(path, wanted[path]), wanted)
         return next((f"{path.relative_to(folder)} {why}" for path, why in zip(wanted, found, strict=True) if why), "")

@@ -31,7 +31,7 @@ from anytorch.memory.manifest import MANIFEST, Sum, problem_of, write_manifest
 from anytorch.memory.reader import Reader
 from anytorch.memory.saving import write_shard
 from anytorch.memory.training import TieredOptimizer
-from anytorch.safetensors_files import file_in, locate_tensors, read_header
+from anytorch.safetensors_files import SINGLE, file_in, locate_tensors, read_header
 
 log = logs.logger(__name__)
 FORMAT = 2
@@ -39,6 +39,10 @@ WITHOUT_SUMS = 1  # what earlier versions wrote
 PREFIX, DAMAGED = "step-", "damaged-"
 RESIDENT = "resident.safetensors"
 META = "training.json"
+READ = (
+    f"model/{SINGLE}",
+    f"optimizer/{RESIDENT}",
+)  # opened wherever they are there; all others are named by files with sums
 KEYS = {
     "step": int, "param_groups": list, "blocks": dict, "numbers": dict, "resident_numbers": dict, "random": dict,
 }  # fmt: skip
@@ -173,7 +177,7 @@ def read_verified(checkpoint: Path) -> tuple[dict[str, Any] | None, str]:
         return None, f"{META} is damaged ({exc!r})"
     if version == WITHOUT_SUMS and not (checkpoint / MANIFEST).exists():
         log.info("the checkpoint %s was written by an earlier version, without checksums", checkpoint)
-    elif why := problem_of(checkpoint):
+    elif why := problem_of(checkpoint, READ):
         return None, why
     elif version != FORMAT:
         raise ModelError(f"the checkpoint {checkpoint} has format {version!r}, not {FORMAT}: a later version wrote it")
