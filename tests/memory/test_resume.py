@@ -217,3 +217,48 @@ def test_whatever_fails_while_saving_nothing_is_lost(
     newest = save_training(folder, optimizer, step=4)
     assert resume.checkpoints(folder)[-1] == newest and not list(folder.glob(".*"))
     anytorch.memory.fitted(model).close()
+
+
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in resume.checkpoints(folder)]
+
+
+def test_the_checkpoint_just_written_is_never_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither for an older run's later steps in the same folder, nor for those of the same step."""
+    model, optimizer = training(tmp_path, layers=2)
+    folder = tmp_path / "run"
+    for step in (100, 200):
+        save_training(folder, optimizer, step=step)
+    assert not caplog.text
+    written = save_training(folder, optimizer, step=10)
+    assert names_in(folder) == [written.name, "step-00000200"] == ["step-00000010", "step-00000200"]
+    assert "holds step-00000200, of a later step" in caplog.text
+    for number in range(1, 12):
+        written = save_training(folder, optimizer, step=200)
+        assert written.name == f"step-00000200.{number}" and resume.checkpoints(folder)[-1] == written, number
+    assert names_in(folder) == ["step-00000200.10", "step-00000200.11"]
+    written = save_training(folder, optimizer, step=5, keep=1)
+    assert names_in(folder) == [written.name] == ["step-00000005"]
+    anytorch.memory.fitted(model).close()
+
+
+def test_names_are_sorted_by_their_numbers(tmp_path: Path) -> None:
+    sorted_so = ["step-00000006", "step-00000006.2", "step-00000006.10", "step-00000006.10.1234", "step-100000000"]
+    for name in [*reversed(sorted_so), "step-00000006-copy", "step-6.bak"]:
+        (tmp_path / name).mkdir()
+    assert names_in(tmp_path) == sorted_so
+    assert (
+        resume.free_name(tmp_path, 6).name == "step-00000006.11"
+        and resume.free_name(tmp_path, 7).name == "step-00000007"
+    )
+
+
+def test_a_damaged_one_is_put_aside_also_the_second_time(
+    run: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
+) -> None:
+    """With its name it would count as the newest, and the next save would remove the whole one."""
+    folder = copy_of(run[0], tmp_path)
+    (folder / "damaged-step-00000002").mkdir()
+    (folder / "step-00000002" / MANIFEST).write_bytes(b"{")
+    assert resume.newest_whole(resume.checkpoints(folder))[0].name == "step-00000001"
+    assert names_in(folder) == ["step-00000001"] and (folder / "damaged-step-00000002-1" / MANIFEST).exists()
