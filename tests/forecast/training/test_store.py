@@ -61,7 +61,7 @@ def test_a_state_that_is_cut_off_or_gone(tmp_path: Path) -> None:
         folder.state.write_bytes(whole[:length])
         found = folder.load("a", "cpu")
         assert found is not None and same(found, state(1))
-    folder.state.unlink()  # a kill between two renames, where links are not possible
+    assert not folder.state.exists()  # as after a kill between two renames, where links are not possible
     found = folder.load("a", "cpu")
     assert found is not None and same(found, state(1))
     with pytest.raises(InputError, match="another plan"):
@@ -71,6 +71,35 @@ def test_a_state_that_is_cut_off_or_gone(tmp_path: Path) -> None:
         folder.load("a", "cpu")
     folder.forget()
     assert folder.load("a", "cpu") is None and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_damaged_state_never_takes_the_place_of_the_good_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+    folder.state.write_bytes(folder.state.read_bytes()[:-200])
+    found = folder.load("a", "cpu")
+    assert found is not None and found["step"] == 1
+    assert folder.damaged.exists() and not folder.state.exists()
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: os.open(tmp_path / "no such folder" / "file", os.O_RDONLY))
+    folder.save(state(3))
+    folder.state.write_bytes(b"damaged again")
+    found = folder.load("a", "cpu")
+    assert found is not None and same(found, state(1)), "the good state was overwritten by the damaged one"
+
+
+def test_a_damaged_state_that_cannot_be_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+    folder.state.write_bytes(b"damaged")
+    with failing(1), pytest.raises(OutputError, match="cannot be put aside"):
+        folder.load("a", "cpu")
+    assert folder.state.read_bytes() == b"damaged" and store.read_state(folder.previous, "cpu", mmap=False)["step"] == 1
 
 
 @pytest.mark.parametrize("links", [True, False])

@@ -3,6 +3,7 @@
 DIR/best_model/     config.json, model.safetensors: the published layout; of a model also its tokenizer/ and anytorch.json
 DIR/last.pt         all that is needed to go on: weights, optimiser, step, what was best so far
 DIR/previous.pt     the same of the save before, for a disk that damaged the last
+DIR/damaged.pt      a last.pt that was damaged, put aside
 DIR/log.jsonl       one line per logged step or evaluation
 DIR/summary.json    the plan, the data and the outcome
 DIR/loss.png        the curve
@@ -134,6 +135,7 @@ class RunFolder:
         self.folder = Path(folder)
         self.best = self.folder / "best_model"
         self.state, self.previous = self.folder / "last.pt", self.folder / "previous.pt"
+        self.damaged = self.folder / "damaged.pt"
         self.log = self.folder / "log.jsonl"
         self.summary = self.folder / "summary.json"
 
@@ -177,14 +179,27 @@ class RunFolder:
                 )
             if wrong is not None:
                 log.warning("%s; going back to %s, of step %s", wrong.message, path, state.get("step"))
+                self._put_aside()
             return state
         if wrong is not None:
             raise wrong
         return None
 
+    def _put_aside(self) -> None:
+        """Take its name from a damaged last state: the next save would make it the previous one, over the good one."""
+        try:
+            self.state.replace(self.damaged)
+        except FileNotFoundError:  # another process of the run was faster
+            pass
+        except OSError as exc:
+            raise OutputError(
+                f"the damaged {self.state} cannot be put aside as {self.damaged.name}: {exc.strerror or exc}",
+                hint="make the folder writable, or remove that file: the state before it is whole",
+            ) from exc
+
     def forget(self) -> None:
         """Remove the files that a new run would otherwise resume from."""
-        for path in (self.state, self.previous, self.log, self.summary):
+        for path in (self.state, self.previous, self.damaged, self.log, self.summary):
             path.unlink(missing_ok=True)
 
     # --- the log ---------------------------------------------------------------------------------------------------
