@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _numbers = count()
+# A file is not there (any more), or something else is. Any other OSError says nothing about what is on the disk.
+NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 # What a file system says that does not sync folders, or does not open them: vboxsf, old 9p, WSL 1, some network mounts.
 NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EACCES, errno.EISDIR})
 

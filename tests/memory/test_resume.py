@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -262,3 +264,30 @@ def test_a_damaged_one_is_put_aside_also_the_second_time(
     (folder / "step-00000002" / MANIFEST).write_bytes(b"{")
     assert resume.newest_whole(resume.checkpoints(folder))[0].name == "step-00000001"
     assert names_in(folder) == ["step-00000001"] and (folder / "damaged-step-00000002-1" / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize("what", ["training.json", MANIFEST, "model/model.safetensors"])
+def test_what_cannot_be_read_now_is_not_damaged(
+    run: tuple[Path, list[dict[str, torch.Tensor]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    code: int,
+) -> None:
+    """A network file system that is away for a second must not cost the training since the checkpoint before."""
+    folder = copy_of(run[0], tmp_path)
+    away = folder / "step-00000002" / what
+    reads, sums = Path.read_bytes, manifest.file_crc32
+
+    def refuse(path: Path) -> None:
+        if path == away:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "read_bytes", lambda path: refuse(path) or reads(path))
+    monkeypatch.setattr(manifest, "file_crc32", lambda path: refuse(path) or sums(path))
+    with pytest.raises(ModelError, match=f"cannot be read: {os.strerror(code)}"):
+        resume.newest_whole(resume.checkpoints(folder))
+    monkeypatch.undo()
+    assert names_in(folder) == ["step-00000001", "step-00000002"] == sorted(path.name for path in folder.iterdir())
+    assert resume.newest_whole(resume.checkpoints(folder))[0].name == "step-00000002"

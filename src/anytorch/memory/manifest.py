@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from anytorch.files import parse_json, replace_file
+from anytorch.files import NOT_THERE, parse_json, replace_file
 from anytorch.native.sums import crc32, file_crc32
 
 MANIFEST = "sums.json"
@@ -38,7 +38,8 @@ def problem_of(folder: Path, read: Iterable[str] = ()) -> str:
     """What is wrong with a folder, in words; "" if all its files are as they were written.
 
     `read` names the files that its reader opens wherever they are there: one of those that was added later is wrong, too.
-    What else lies there (a copied config.json, a system's hidden files) is never read, and does no harm.
+    What else lies there (a copied config.json, a system's hidden files) is never read, and does no harm. Raises OSError
+    where a file is there and cannot be read now: that is no damage, and may pass.
     """
     try:
         body = parse_json((folder / MANIFEST).read_bytes())
@@ -46,7 +47,7 @@ def problem_of(folder: Path, read: Iterable[str] = ()) -> str:
         if body["format"] != FORMAT or body["crc32"] != f"{_sum_of(entries):08x}":
             return f"{MANIFEST} is not as it was written"
         wanted = {folder / name: (int(nbytes), int(value, 16)) for name, (nbytes, value) in entries.items()}
-    except OSError as exc:
+    except NOT_THERE as exc:
         return f"{MANIFEST} cannot be read: {exc.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         return f"{MANIFEST} is damaged ({exc!r})"
@@ -63,7 +64,7 @@ def _problem_of_file(path: Path, wanted: Sum) -> str:
         if (there := path.stat().st_size) != wanted[0]:
             return f"has {there} bytes, not {wanted[0]}"
         return "" if file_crc32(path) == wanted else "is damaged: its checksum is not the one it was written with"
-    except OSError as exc:
+    except NOT_THERE as exc:
         return f"cannot be read: {exc.strerror}"
 
 

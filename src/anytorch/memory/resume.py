@@ -25,7 +25,7 @@ import torch
 
 from anytorch import logs
 from anytorch.errors import ModelError, UsageError
-from anytorch.files import parse_json, replace_file, sync_folder
+from anytorch.files import NOT_THERE, parse_json, replace_file, sync_folder
 from anytorch.memory.block_updates import OF
 from anytorch.memory.manifest import MANIFEST, Sum, problem_of, write_manifest
 from anytorch.memory.reader import Reader
@@ -176,11 +176,24 @@ def newest_whole(found: Sequence[Path]) -> tuple[Path, dict[str, Any]]:
 
 
 def read_verified(checkpoint: Path) -> tuple[dict[str, Any] | None, str]:
-    """What training.json says once all files were compared with their checksums; or None, and what is wrong."""
+    """What training.json says once all files were compared with their checksums; or None, and what is wrong.
+
+    Raises ModelError where a file cannot be read now (a network that is away, rights): it may be whole all the same.
+    """
+    try:
+        return _verified(checkpoint)
+    except OSError as exc:
+        raise ModelError(
+            f"the checkpoint {checkpoint} cannot be read: {exc.strerror or exc}",
+            hint="nothing was changed: try again when its disk answers; to go back to the one before, rename this folder",
+        ) from exc
+
+
+def _verified(checkpoint: Path) -> tuple[dict[str, Any] | None, str]:
     try:
         meta = parse_json((checkpoint / META).read_bytes())
         version = meta["format"]
-    except OSError as exc:
+    except NOT_THERE as exc:
         return None, f"{META} cannot be read: {exc.strerror}"
     except (ValueError, KeyError, TypeError) as exc:
         return None, f"{META} is damaged ({exc!r})"

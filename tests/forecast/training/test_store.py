@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -12,7 +13,7 @@ import pytest
 import torch
 from tests.faulty_disk import PowerLoss, failing
 
-from anytorch.errors import InputError, ModelError, OutputError
+from anytorch.errors import InputError, ModelError, OutputError, UsageError
 from anytorch.forecast.training import store
 from anytorch.forecast.training.store import RunFolder
 
@@ -90,6 +91,26 @@ def test_a_damaged_state_never_takes_the_place_of_the_good_one(
     folder.state.write_bytes(b"damaged again")
     found = folder.load("a", "cpu")
     assert found is not None and same(found, state(1)), "the good state was overwritten by the damaged one"
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_state_that_cannot_be_read_now_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+
+    def away(*_: Any, **__: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(store.zipfile, "ZipFile", away)
+    with pytest.raises(UsageError, match="cannot be read now") as caught:
+        folder.load("a", "cpu")
+    assert not isinstance(caught.value, InputError), "the run would be started over"
+    monkeypatch.undo()
+    found = folder.load("a", "cpu")
+    assert found is not None and same(found, state(2)) and not folder.damaged.exists()
 
 
 def test_a_damaged_state_that_cannot_be_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ DIR/loss.png        the curve
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 
 from anytorch import logs
-from anytorch.errors import InputError, ModelError, OutputError
+from anytorch.errors import InputError, ModelError, OutputError, UsageError
 from anytorch.files import parse_json, replace_file, replacing, sync_folder
 from anytorch.pictures import figure_for, write_figure
 
@@ -85,8 +86,15 @@ DAMAGES = (
 )  # fmt: skip
 
 
+# EINVAL: an archive whose damaged directory leads to a place before the file's start.
+DAMAGED_ERRORS = (None, errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+
+
 def read_state(path: Path, device: torch.device | str, mmap: bool) -> dict[str, Any]:
-    """What a state's file holds. Raises ModelError for a damaged one; with `mmap` its tensors are not looked at."""
+    """What a state's file holds. Raises ModelError for a damaged one; with `mmap` its tensors are not looked at.
+
+    Raises UsageError for one that cannot be read now: that is no damage, and may pass; who resumes must not start over.
+    """
     try:
         if not mmap:
             # torch writes a CRC-32 for each record of the archive, and does not look at it again.
@@ -99,6 +107,11 @@ def read_state(path: Path, device: torch.device | str, mmap: bool) -> dict[str, 
         if not isinstance(state, dict):
             raise ValueError(f"it holds a {type(state).__name__}")
     except DAMAGES as exc:
+        if isinstance(exc, OSError) and exc.errno not in DAMAGED_ERRORS:
+            raise UsageError(
+                f"{path} cannot be read now: {exc.strerror or exc}",
+                hint="nothing was changed: run the same command again when its disk answers",
+            ) from exc
         why = (str(exc).splitlines() or [repr(exc)])[0]
         raise ModelError(f"{path} cannot be read: {why}", hint="start over with --restart") from exc
     return state
