@@ -171,6 +171,29 @@ def test_what_others_can_write_is_not_loaded(source: Path, what: str, caplog: py
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+def test_what_our_group_can_write_is_loaded(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Kubernetes' fsGroup makes it at each mount, here without a compiler to build it again."""
+    built = native.build("add", [source])
+    for path in (built, trust.hash_of(built), built.parent):
+        path.chmod(path.stat().st_mode | 0o020)
+    monkeypatch.setenv("PATH", "")
+    assert native.load("add", [source]).add(2, 3) == 5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+@pytest.mark.parametrize(
+    ("mode", "group", "refused"),
+    [(0o775, 0, False), (0o775, 7, False), (0o775, 8, False), (0o775, 9, True), (0o757, 0, True), (0o755, 9, False)],
+)
+def test_whose_group_may_write(monkeypatch: pytest.MonkeyPatch, mode: int, group: int, refused: bool) -> None:
+    monkeypatch.setattr(os, "getegid", lambda: 7)
+    monkeypatch.setattr(os, "getgroups", lambda: [8])
+    for kind in (stat.S_IFREG, stat.S_IFDIR):
+        status = os.stat_result((kind | mode, 1, 1, 1, os.geteuid(), group, 0, 0, 0, 0))
+        assert trust._not_ours(status, "it") == ("it can be written by others" if refused else "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
 def test_a_umask_that_lets_the_group_write_costs_nothing(source: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As Fedora and Ubuntu have it: what we build is ours all the same, and a folder made so before is closed."""
     folder = settings.cache_folder() / "native"

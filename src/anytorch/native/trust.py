@@ -2,7 +2,8 @@
 
 Loading runs the file's code, and a damaged one ends the process (SIGBUS, SIGSEGV) at every start. So the hash that a library
 was built with lies beside it and is compared before loading; and the library, its hash and their folder must belong to this
-user or to root, and must not be writable by others.
+user or to root, and must not be writable by others than root's group and this user's own groups. (Kubernetes' fsGroup lets
+the group write at each mount, and OpenShift's images are root:root 0775.)
 """
 
 from __future__ import annotations
@@ -82,8 +83,15 @@ def _not_ours(status: os.stat_result, what: str) -> str:
         return ""
     if status.st_uid not in (0, os.geteuid()):
         return f"{what} belongs to another user"
-    shared = status.st_mode & OTHERS_WRITE and not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX)
-    return f"{what} can be written by others" if shared else ""
+    if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
+        return ""
+    others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and status.st_gid not in _groups())
+    return f"{what} can be written by others" if others else ""
+
+
+def _groups() -> set[int]:
+    """The groups whose members may put a library there: root's, and this process's own."""
+    return {0, os.getegid(), *os.getgroups()}
 
 
 def _digest(library: Path) -> str:
