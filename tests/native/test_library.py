@@ -157,7 +157,25 @@ def test_what_is_somebody_elses_is_not_loaded(
     assert loaded.add(2, 3) == 5 and "belongs to another user" in caplog.text
     if what == "folder":  # a folder of one's own beside it, for this process and the next
         own = built.parent.with_name(f"native-{os.geteuid()}")
-        assert Path(loaded._name).parent == own and native.build("add", [source]).parent == own
+        assert Path(loaded._name).parent == own
+        caplog.clear()
+        assert native.build("add", [source]).parent == own
+        assert not caplog.text, "ours is there: nothing is built again"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+def test_a_folder_that_cannot_be_written_is_not_built_in(
+    source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An image that root warmed, run by another user: `native` is root's and is read, what is missing goes to our own."""
+    cache = settings.cache_folder()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != cache / "native")
+    built = native.build("add", [source])
+    assert built.parent == cache / f"native-{os.geteuid()}" and "for this process alone" not in caplog.text
+    assert native.load("add", [source]).add(2, 3) == 5
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(PermissionError, match="it cannot be written"):
+        trust.own_folder(cache, "native")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")

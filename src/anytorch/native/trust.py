@@ -57,7 +57,7 @@ def refusal(library: Path) -> str:
 
 
 def own_folder(cache: Path, name: str) -> Path:
-    """The folder of the cache to build in: `name`, or one of this user's own where that is somebody else's.
+    """The folder of the cache to build in: `name`, or this user's own where that is somebody else's or cannot be written.
 
     One of ours that others may write to is closed to them: with a umask of 002 it was made so. Raises OSError.
     """
@@ -69,8 +69,9 @@ def own_folder(cache: Path, name: str) -> Path:
             folder.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)
             status = folder.stat()
         why = _not_ours(status, "it")
-        if not why:
+        if not why and os.access(folder, os.W_OK | os.X_OK):
             return folder
+        why = why or "it cannot be written"  # root's, of an image that root warmed
         if last:
             raise PermissionError(1, f"{folder} cannot be used: {why}")
         log.info("%s is not used for native code: %s", folder, why)
