@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -51,6 +52,22 @@ def test_built_once_and_loaded(source: Path) -> None:
     assert native.load("add", [source]).add(4, 5) == 9
     assert native.build("add", [source]) == built
     assert built.stat().st_mtime_ns == before
+
+
+def test_a_library_is_synced_as_windows_wants_it(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, fsync of a file that is open for reading alone fails with EBADF."""
+    fcntl = pytest.importorskip("fcntl")
+    synced, fsync = [], os.fsync
+
+    def strict(fd: int) -> None:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        synced.append(fd)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", strict)
+    built = native.build("add", [source])
+    assert libraries() == [built] and synced
 
 
 def test_a_changed_source_header_flag_or_level_is_another_library(source: Path) -> None:

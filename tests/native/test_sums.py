@@ -47,13 +47,16 @@ def test_large_bytes_of_every_kind(tmp_path: Path) -> None:
     assert (summed.nbytes, summed.crc32) == (len(data), wanted) and (tmp_path / "other").read_bytes() == data
 
 
-def test_without_a_compiler_zlib_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [CompilerMissing("none"), FileNotFoundError(2, "No usable temporary directory found")]
+)
+def test_without_a_library_zlib_gives_the_same(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     data = bytearray(random.Random(2).randbytes(2 * sums.SMALL + 77))
     address = ctypes.addressof(ctypes.c_char.from_buffer(data))
     fast = sums.crc32(data), sums.crc32_parts(address, len(data), 2**16)
 
     def missing(*_: object, **__: object) -> None:
-        raise CompilerMissing("none")
+        raise error
 
     monkeypatch.setattr(sums, "load", missing)
     sums._loaded.cache_clear()

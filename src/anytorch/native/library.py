@@ -161,7 +161,7 @@ def _compile_to(
     made = folder / f"library{SUFFIX}"
     compile_library(compiler, sources, flags, made)
     made.chmod(trust.PRIVATE)
-    with made.open("rb") as file:
+    with made.open("r+b") as file:  # Windows syncs only what is open for writing
         os.fsync(file.fileno())
     made.replace(target)
 
