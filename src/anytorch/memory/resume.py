@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from anytorch import logs
+from anytorch.child_process import is_alive
 from anytorch.errors import ModelError, UsageError
 from anytorch.files import NOT_THERE, parse_json, replace_file, sync_folder
 from anytorch.memory.block_updates import OF
@@ -262,16 +263,6 @@ def remove_unfinished(root: Path) -> None:
         owner = int(number) if number.isdecimal() else os.getpid()
         if owner == os.getpid() or not is_alive(owner):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's process, or a system that cannot say
-        return True
-    return True
 
 
 def _load_weights(optimizer: TieredOptimizer, folder: Path, reader: Reader) -> None:
