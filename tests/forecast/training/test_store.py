@@ -160,6 +160,37 @@ def test_a_crash_at_any_moment_leaves_a_state(tmp_path: Path, monkeypatch: pytes
         assert same(found, state(found["step"]))
 
 
+def test_a_kill_leaves_no_hidden_copy_of_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the renames last.pt and previous.pt are one file, and renaming one of its names to the other does nothing."""
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+    os.link(folder.state, tmp_path / "link")
+    (tmp_path / "link").replace(folder.previous)
+    assert folder.state.samefile(folder.previous)
+    folder.save(state(3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "previous.pt"]
+    dead, alive = 11, 12
+    monkeypatch.setattr(store, "is_alive", lambda process: process == alive)
+    for name in (
+        f".previous.pt.{dead}",
+        f".next.pt.{dead}-3",
+        f".next.pt.{os.getpid()}-99999",
+        f".next.pt.{alive}-0",
+        ".notes",
+    ):
+        (tmp_path / name).write_bytes(b"gigabytes")
+    folder.save(state(4))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f".next.pt.{alive}-0",
+        ".notes",
+        "last.pt",
+        "previous.pt",
+    ]
+    found = folder.load("a", "cpu")
+    assert found is not None and same(found, state(4))
+
+
 def test_checksums_are_written_whatever_the_program_chose(tmp_path: Path) -> None:
     torch.serialization.set_crc32_options(False)
     try:

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from anytorch import logs
+from anytorch.child_process import is_alive
 from anytorch.errors import InputError, ModelError, OutputError, UsageError
 from anytorch.files import parse_json, replace_file, replacing, sync_folder
 from anytorch.pictures import figure_for, write_figure
@@ -139,6 +140,16 @@ def keep_as(path: Path, other: Path) -> None:
         path.replace(other)
         return
     link.replace(other)
+    link.unlink(missing_ok=True)  # a rename does nothing where both are names of one file, as a kill may have left them
+
+
+def remove_left_overs(path: Path) -> None:
+    """Remove the hidden files beside `path` that killed writers of it left: each may be as large as the state."""
+    for file in path.parent.glob(f".{path.name}.*"):
+        owner = file.name.removeprefix(f".{path.name}.").partition("-")[0]
+        if owner.isdecimal() and (int(owner) == os.getpid() or not is_alive(int(owner))):
+            log.debug("removing %s: its writer is gone", file)
+            file.unlink(missing_ok=True)
 
 
 class RunFolder:
@@ -159,6 +170,8 @@ class RunFolder:
         following = self.folder / "next.pt"
         with writing(self.state):
             try:
+                for path in (following, self.previous):
+                    remove_left_overs(path)
                 with replacing(following) as file, sums_written():  # streamed: it may be gigabytes
                     torch.save({"format": FORMAT, **state}, file)
                 if self.state.exists():
