@@ -157,6 +157,7 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         os.chown(path, 54321, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        monkeypatch.setattr(trust, "_owner_of_new", lambda _: os.geteuid())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="owners of POSIX")
@@ -178,6 +179,55 @@ def test_what_is_somebody_elses_is_not_loaded(
         caplog.clear()
         assert native.build("add", [source]).parent == own
         assert not caplog.text, "ours is there: nothing is built again"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="owners of POSIX")
+def test_a_file_system_with_its_own_idea_of_us(
+    source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NFS with all_squash: all that we make belongs to nobody, and is ours all the same."""
+    ours = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: ours + 7)
+    if ours == 0:  # root's files are trusted: give ours to somebody
+        stat_of, fstat = Path.stat, os.fstat
+
+        def squashed(status: os.stat_result) -> os.stat_result:
+            return os.stat_result((*status[:4], 65534, *status[5:]))
+
+        monkeypatch.setattr(Path, "stat", lambda path, **options: squashed(stat_of(path, **options)))
+        monkeypatch.setattr(os, "fstat", lambda fd: squashed(fstat(fd)))
+    built = native.build("add", [source])
+    assert built.parent == settings.cache_folder() / "native" and not trust.refusal(built)
+    assert native.build("add", [source]) == built and not caplog.text
+    monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result((0, 0, 0, 0, ours + 7, *[0] * 5)))
+    assert trust.refusal(built) == "it belongs to another user", "on an ordinary file system that is somebody else's"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+def test_a_mount_whose_modes_cannot_be_changed(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """drvfs: everything is 0777. What is damaged is refused there, too."""
+    built = native.build("add", [source])
+    own = built.parent.with_name(f"native-{os.geteuid()}")
+    own.mkdir()
+    for path in (built.parent, own, built, trust.hash_of(built)):
+        path.chmod(0o777)
+    monkeypatch.setattr(Path, "chmod", lambda *_: None)
+    assert "can be written by others" in trust.refusal(built)
+    with pytest.raises(PermissionError, match="can be written by others"):
+        trust.own_folder(built.parent.parent, "native")
+    monkeypatch.setenv("ANYTORCH_TRUST_CACHE", "1")
+    assert native.build("add", [source]) == built and trust.own_folder(built.parent.parent, "native") == built.parent
+    built.write_bytes(built.read_bytes()[:-1])
+    assert trust.refusal(built) == "it is not as it was built"
+    assert native.load("add", [source]).add(2, 3) == 5 and libraries() == [built] and not trust.refusal(built)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    built.unlink()
+    trust.hash_of(built).unlink()
+    assert native.build("add", [source]) == built, "a mount that says so costs nothing either"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
@@ -225,7 +275,7 @@ def test_whose_group_may_write(monkeypatch: pytest.MonkeyPatch, mode: int, group
     monkeypatch.setattr(os, "getgroups", lambda: [8])
     for kind in (stat.S_IFREG, stat.S_IFDIR):
         status = os.stat_result((kind | mode, 1, 1, 1, os.geteuid(), group, 0, 0, 0, 0))
-        assert trust._not_ours(status, "it") == ("it can be written by others" if refused else "")
+        assert ("it can be written by others" in trust._not_ours(status, "it", Path("/nowhere"))) is refused
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")

@@ -160,7 +160,7 @@ def _compile_to(
     log.info("compiling the native library %s with %s", name, " ".join(compiler.command))
     made = folder / f"library{SUFFIX}"
     compile_library(compiler, sources, flags, made)
-    made.chmod(trust.PRIVATE)
+    trust.set_mode(made, trust.PRIVATE)
     with made.open("r+b") as file:  # Windows syncs only what is open for writing
         os.fsync(file.fileno())
     made.replace(target)
