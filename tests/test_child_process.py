@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -9,10 +10,12 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from anytorch import child_process
 from anytorch.child_process import ask, kill_group, python_command, status_words
 
 Ask = Callable[..., tuple[list[dict[str, Any]], str]]
@@ -107,3 +110,31 @@ def test_a_command_for_children_that_live_longer() -> None:
 def test_ends_in_words() -> None:
     assert status_words(0) == "exit status 0" and status_words(-9).startswith("signal 9 (")
     assert status_words(0xC0000005) == "exit status 0xc0000005"
+
+
+def test_which_processes_run() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert child_process.is_alive(os.getpid()) and not child_process.is_alive(child.pid)
+    assert not child_process.is_alive(10**12)
+
+
+@pytest.mark.parametrize(
+    ("handle", "error", "waited", "alive"),
+    [(7, 0, 0x102, True), (7, 0, 0, False), (None, 87, 0, False), (None, 5, 0, True)],
+    ids=["runs", "has ended", "unknown", "another user's"],
+)
+def test_on_windows_a_process_is_looked_at_and_not_interrupted(
+    monkeypatch: pytest.MonkeyPatch, handle: int | None, error: int, waited: int, alive: bool
+) -> None:
+    """os.kill(process, 0) sends Ctrl-C there."""
+    closed: list[int] = []
+    kernel = SimpleNamespace(
+        OpenProcess=lambda *_: handle, WaitForSingleObject=lambda *_: waited, CloseHandle=lambda one: closed.append(one)
+    )
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(ctypes, "WinDLL", lambda *_, **__: kernel, raising=False)
+    monkeypatch.setattr(ctypes, "get_last_error", lambda: error, raising=False)
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("it was sent a signal"))
+    assert child_process.is_alive(1234) is alive
+    assert closed == ([handle] if handle else [])

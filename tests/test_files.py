@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from anytorch.files import replace_file, replacing
+from anytorch.files import replace_file, replacing, sync_folder
 
 
 def mode(path: Path) -> int:
@@ -74,3 +75,24 @@ def test_who_may_read_it(tmp_path: Path) -> None:
     paths[2].chmod(0o604)
     subprocess.run([sys.executable, "-c", code, *map(str, paths)], check=True)
     assert [mode(path) for path in paths] == [0o640, 0o600, 0o604]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folders are not synced there")
+@pytest.mark.parametrize("call", ["open", "fsync"])
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EIO, errno.ENOSPC])
+def test_a_file_system_that_does_not_sync_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    asked = []
+
+    def refuse(*given: object) -> None:
+        asked.append(given)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, call, refuse)
+    if code in (errno.EIO, errno.ENOSPC):  # the names are not on the disk, and they should be
+        with pytest.raises(OSError, match=os.strerror(code)):
+            sync_folder(tmp_path)
+    else:
+        sync_folder(tmp_path)
+    assert len(asked) == 1

@@ -115,6 +115,38 @@ def test_a_block_within_somebodys_interrupt_waits_for_its_own_end() -> None:
     assert done == ["held"] and usual()
 
 
+def test_the_programs_own_handler_waits_too() -> None:
+    done: list[str] = []
+
+    class Stop(Exception):
+        pass
+
+    def note(number: int, _: Any) -> None:
+        done.append(f"told of {number}")
+        if "raise" in done:
+            raise Stop
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        with held_back():
+            pressed()
+            done.append("held")
+            interrupts.check()
+            interrupts.check()  # it was told, once
+        assert done == ["held", f"told of {signal.SIGINT:d}"] and signal.getsignal(signal.SIGINT) is note
+        done[:] = ["raise"]
+        with pytest.raises(Stop), held_back():
+            pressed()
+            done.append("held")
+        assert done == ["raise", "held", f"told of {signal.SIGINT:d}"] and signal.getsignal(signal.SIGINT) is note
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with held_back():
+            pressed()
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_other_threads_hold_nothing_back() -> None:
     seen: list[bool] = []
 

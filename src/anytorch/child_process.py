@@ -30,6 +30,7 @@ sys.path[:] = json.loads(sys.argv[1])
 module, _, function = sys.argv[2].partition(":")
 sys.exit(getattr(import_module(module), function)(sys.argv[3:]))
 """
+SYNCHRONIZE, WAIT_TIMEOUT, ERROR_INVALID_PARAMETER = 0x100000, 0x102, 87  # of Windows
 OWN_GROUP = hasattr(os, "killpg")  # start it with start_new_session=OWN_GROUP, so that `kill_group` ends no other
 
 
@@ -91,6 +92,31 @@ def kill_group(pid: int) -> None:
             os.kill(pid, signal.SIGTERM)  # Windows: ends the process at once
     except (ProcessLookupError, PermissionError):
         log.debug("child %d: is gone already", pid)
+
+
+def is_alive(process: int) -> bool:
+    """True if a process of that number runs, also another user's; or if the system cannot say."""
+    if sys.platform == "win32":  # os.kill(process, 0) is CTRL_C_EVENT there
+        import ctypes
+
+        kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+        kernel.OpenProcess.restype = ctypes.c_void_p
+        kernel.WaitForSingleObject.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+        kernel.CloseHandle.argtypes = [ctypes.c_void_p]
+        handle = kernel.OpenProcess(SYNCHRONIZE, False, process)
+        if not handle:  # another user's is refused with another error
+            return ctypes.get_last_error() != ERROR_INVALID_PARAMETER
+        try:
+            return bool(kernel.WaitForSingleObject(handle, 0) == WAIT_TIMEOUT)
+        finally:
+            kernel.CloseHandle(handle)
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError as exc:
+        log.debug("process %d: %s", process, exc)  # somebody else's
+    return True
 
 
 def status_words(status: int) -> str:

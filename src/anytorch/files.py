@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -11,6 +12,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _numbers = count()
+# A file is not there (any more), or something else is. Any other OSError says nothing about what is on the disk.
+NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+# What a file system says that does not sync folders, or does not open them: vboxsf, old 9p, WSL 1, some network mounts.
+NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EACCES, errno.EISDIR})
 
 
 @contextmanager
@@ -57,14 +62,21 @@ def replace_file(path: Path, data: bytes, *, private: bool = False, through_link
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on disk: only then may what they replace be removed."""
+    """Wait until the names in a folder are on disk: only then may what they replace be removed.
+
+    Where the file system cannot do that for folders, the files are safe and their names are as safe as they get.
+    """
     if os.name == "nt":  # a folder cannot be opened there, and names are journalled
         return
-    fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as exc:
+        if exc.errno not in NO_FOLDER_SYNC:
+            raise
 
 
 def parse_json(data: bytes | str) -> Any:

@@ -23,21 +23,28 @@ class Interrupt:
     (One that follows within SAME_PRESS_S is the first one again.)
 
     Only where Python's own handler is in place: a program with another one knows what it does, and KeyboardInterrupt then
-    comes when it comes. `broken` says that it came inside a block that should have been whole.
+    comes when it comes. `broken` says that it came inside a block that should have been whole. With `any_handler` the
+    program's own handler waits in the same way: it is called where KeyboardInterrupt would be raised.
 
     `first`: is this the process that saves? The others go on until it has left: in its last step it waits for theirs.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, *, first: bool = True) -> None:
-        self.clock, self.first = clock, first
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, first: bool = True, any_handler: bool = False
+    ) -> None:
+        self.clock, self.first, self.any_handler = clock, first, any_handler
         self.ignoring = self.broken = False
         self.holding = 0  # blocks, one within the other
         self.asked_at: float | None = None
         self._before: Any = None
+        self._theirs: Any = None  # the program's own handler
 
     def __enter__(self) -> Interrupt:
         main = threading.current_thread() is threading.main_thread()  # handlers can be set there alone
-        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        current = signal.getsignal(signal.SIGINT)
+        usual = current is signal.default_int_handler
+        if main and (usual or (self.any_handler and callable(current))):
+            self._theirs = None if usual else current
             self._before = signal.signal(signal.SIGINT, self._interrupted)
         return self
 
@@ -52,7 +59,13 @@ class Interrupt:
             return
         self.asked_at = now
         if before is not None or (self.first and not self.holding):
+            self._deliver(frame)
+
+    def _deliver(self, frame: FrameType | None) -> None:
+        if self._theirs is None:
             raise KeyboardInterrupt
+        self.asked_at = None  # it may return, and has had this one
+        self._theirs(signal.SIGINT, frame)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -79,13 +92,14 @@ class Interrupt:
     def check(self) -> None:
         """Raise KeyboardInterrupt if one waits: for places where nothing is half done."""
         if self.first and self.asked_at is not None:
-            raise KeyboardInterrupt
+            self._deliver(None)
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
     """A context in which Ctrl-C waits for the end, or for a `check`; a second one, SAME_PRESS_S later, does not.
 
+    What waits is KeyboardInterrupt, or the call of the handler that the program has for SIGINT, which may raise as well.
     In other threads than the main one, where KeyboardInterrupt never comes, it does nothing.
     """
     outer = _in_place()
@@ -93,7 +107,7 @@ def held_back() -> Iterator[None]:
         with outer.held():
             yield
         return
-    interrupt = Interrupt()
+    interrupt = Interrupt(any_handler=True)
     interrupt.holding = 1  # before its handler is in place, and until it is gone: there is no instruction in between
     try:
         with interrupt:
@@ -103,7 +117,7 @@ def held_back() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise the KeyboardInterrupt that `held_back` keeps waiting, if there is one."""
+    """Raise the KeyboardInterrupt, or call the program's handler, that `held_back` keeps waiting, if there is one."""
     interrupt = _in_place()
     if interrupt is not None:
         interrupt.check()

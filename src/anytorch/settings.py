@@ -140,6 +140,8 @@ _TABLE = (
         "the C++ compiler that builds our native code on first use; the first of g++, clang++ and c++ when unset"),
     Setting("simd", None, _one_of("baseline", "avx2", "avx2vnni", "avx512", "avx512vnni"), ("ANYTORCH_SIMD",),
         "the instructions our native code uses; the best this processor has when unset"),
+    Setting("trust_cache", False, _boolean, ("ANYTORCH_TRUST_CACHE",),
+        "load native code from the cache whoever may write there: for mounts whose owners and modes cannot be changed"),
     Setting("measure_kernels", True, _boolean, ("ANYTORCH_MEASURE_KERNELS",),
         "on: time the forecast kernels on the GPU once and use the fastest; off: use the built-in choice"),
     Setting("measure_s", 3.0, _seconds, ("ANYTORCH_MEASURE_S",),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from tests.faulty_disk import PowerLoss, failing
 
 import anytorch
 from anytorch.errors import AnytorchError, ModelError, UsageError
-from anytorch.memory import TieredOptimizer, resume, resume_training, save_training
+from anytorch.memory import TieredOptimizer, manifest, resume, resume_training, save_training
 from anytorch.memory.manifest import MANIFEST
 
 WIDTH = 64
@@ -89,8 +91,34 @@ def test_every_file_has_a_sum_and_a_flipped_bit_anywhere_is_found(
         assert resume.read_verified(newest)[0] is None
         (newest / name).write_bytes(whole)
     assert resume.read_verified(newest)[0]
-    (newest / "optimizer" / "more.safetensors").write_bytes(b"")
-    assert "was not written with it" in resume.read_verified(newest)[1]
+
+
+def test_an_added_file_counts_only_where_it_would_be_read(
+    run: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
+) -> None:
+    """A copied config.json, or what macOS leaves beside each file, must not cost the training since the one before."""
+    folder, weights = copy_of(run[0], tmp_path), run[1]
+    newest = folder / "step-00000002"
+    for name in ("model/config.json", "model/._model.safetensors", "optimizer/.DS_Store.json", "notes.json"):
+        (newest / name).write_bytes(b"{}")
+    model, optimizer = training(tmp_path, seed=5)
+    state = resume_training(folder, optimizer)
+    assert state is not None and state["step"] == 2 and same(weights_of(model), weights[1])
+    anytorch.memory.fitted(model).close()
+    assert not manifest.problem_of(newest, resume.READ)
+    (newest / "more.safetensors").write_bytes(b"")
+    assert manifest.problem_of(newest, [*resume.READ, "more.safetensors"]) == "more.safetensors was not written with it"
+
+
+@pytest.mark.parametrize("name", resume.READ)
+def test_an_added_file_that_would_be_read_is_found(tmp_path: Path, name: str) -> None:
+    """As where the model was written in shards: its index names them, but a model.safetensors beside it comes first."""
+    for folder in ("model", "optimizer"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "listed.safetensors").write_bytes(b"x")
+    manifest.write_manifest(tmp_path)
+    (tmp_path / name).write_bytes(b"y")
+    assert manifest.problem_of(tmp_path, resume.READ) == f"{name} was not written with it"
 
 
 def _flipped(whole: bytes, at: int) -> bytes:
@@ -191,3 +219,75 @@ def test_whatever_fails_while_saving_nothing_is_lost(
     newest = save_training(folder, optimizer, step=4)
     assert resume.checkpoints(folder)[-1] == newest and not list(folder.glob(".*"))
     anytorch.memory.fitted(model).close()
+
+
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in resume.checkpoints(folder)]
+
+
+def test_the_checkpoint_just_written_is_never_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither for an older run's later steps in the same folder, nor for those of the same step."""
+    model, optimizer = training(tmp_path, layers=2)
+    folder = tmp_path / "run"
+    for step in (100, 200):
+        save_training(folder, optimizer, step=step)
+    assert not caplog.text
+    written = save_training(folder, optimizer, step=10)
+    assert names_in(folder) == [written.name, "step-00000200"] == ["step-00000010", "step-00000200"]
+    assert "holds step-00000200, of a later step" in caplog.text
+    for number in range(1, 12):
+        written = save_training(folder, optimizer, step=200)
+        assert written.name == f"step-00000200.{number}" and resume.checkpoints(folder)[-1] == written, number
+    assert names_in(folder) == ["step-00000200.10", "step-00000200.11"]
+    written = save_training(folder, optimizer, step=5, keep=1)
+    assert names_in(folder) == [written.name] == ["step-00000005"]
+    anytorch.memory.fitted(model).close()
+
+
+def test_names_are_sorted_by_their_numbers(tmp_path: Path) -> None:
+    sorted_so = ["step-00000006", "step-00000006.2", "step-00000006.10", "step-00000006.10.1234", "step-100000000"]
+    for name in [*reversed(sorted_so), "step-00000006-copy", "step-6.bak"]:
+        (tmp_path / name).mkdir()
+    assert names_in(tmp_path) == sorted_so
+    assert (
+        resume.free_name(tmp_path, 6).name == "step-00000006.11"
+        and resume.free_name(tmp_path, 7).name == "step-00000007"
+    )
+
+
+def test_a_damaged_one_is_put_aside_also_the_second_time(
+    run: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
+) -> None:
+    """With its name it would count as the newest, and the next save would remove the whole one."""
+    folder = copy_of(run[0], tmp_path)
+    (folder / "damaged-step-00000002").mkdir()
+    (folder / "step-00000002" / MANIFEST).write_bytes(b"{")
+    assert resume.newest_whole(resume.checkpoints(folder))[0].name == "step-00000001"
+    assert names_in(folder) == ["step-00000001"] and (folder / "damaged-step-00000002-1" / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize("what", ["training.json", MANIFEST, "model/model.safetensors"])
+def test_what_cannot_be_read_now_is_not_damaged(
+    run: tuple[Path, list[dict[str, torch.Tensor]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    code: int,
+) -> None:
+    """A network file system that is away for a second must not cost the training since the checkpoint before."""
+    folder = copy_of(run[0], tmp_path)
+    away = folder / "step-00000002" / what
+    reads, sums = Path.read_bytes, manifest.file_crc32
+
+    def refuse(path: Path) -> None:
+        if path == away:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "read_bytes", lambda path: refuse(path) or reads(path))
+    monkeypatch.setattr(manifest, "file_crc32", lambda path: refuse(path) or sums(path))
+    with pytest.raises(ModelError, match=f"cannot be read: {os.strerror(code)}"):
+        resume.newest_whole(resume.checkpoints(folder))
+    monkeypatch.undo()
+    assert names_in(folder) == ["step-00000001", "step-00000002"] == sorted(path.name for path in folder.iterdir())
+    assert resume.newest_whole(resume.checkpoints(folder))[0].name == "step-00000002"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -51,6 +52,22 @@ def test_built_once_and_loaded(source: Path) -> None:
     assert native.load("add", [source]).add(4, 5) == 9
     assert native.build("add", [source]) == built
     assert built.stat().st_mtime_ns == before
+
+
+def test_a_library_is_synced_as_windows_wants_it(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, fsync of a file that is open for reading alone fails with EBADF."""
+    fcntl = pytest.importorskip("fcntl")
+    synced, fsync = [], os.fsync
+
+    def strict(fd: int) -> None:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        synced.append(fd)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", strict)
+    built = native.build("add", [source])
+    assert libraries() == [built] and synced
 
 
 def test_a_changed_source_header_flag_or_level_is_another_library(source: Path) -> None:
@@ -140,6 +157,7 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         os.chown(path, 54321, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        monkeypatch.setattr(trust, "_owner_of_new", lambda _: os.geteuid())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="owners of POSIX")
@@ -157,7 +175,74 @@ def test_what_is_somebody_elses_is_not_loaded(
     assert loaded.add(2, 3) == 5 and "belongs to another user" in caplog.text
     if what == "folder":  # a folder of one's own beside it, for this process and the next
         own = built.parent.with_name(f"native-{os.geteuid()}")
-        assert Path(loaded._name).parent == own and native.build("add", [source]).parent == own
+        assert Path(loaded._name).parent == own
+        caplog.clear()
+        assert native.build("add", [source]).parent == own
+        assert not caplog.text, "ours is there: nothing is built again"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="owners of POSIX")
+def test_a_file_system_with_its_own_idea_of_us(
+    source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NFS with all_squash: all that we make belongs to nobody, and is ours all the same."""
+    ours = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: ours + 7)
+    if ours == 0:  # root's files are trusted: give ours to somebody
+        stat_of, fstat = Path.stat, os.fstat
+
+        def squashed(status: os.stat_result) -> os.stat_result:
+            return os.stat_result((*status[:4], 65534, *status[5:]))
+
+        monkeypatch.setattr(Path, "stat", lambda path, **options: squashed(stat_of(path, **options)))
+        monkeypatch.setattr(os, "fstat", lambda fd: squashed(fstat(fd)))
+    built = native.build("add", [source])
+    assert built.parent == settings.cache_folder() / "native" and not trust.refusal(built)
+    assert native.build("add", [source]) == built and not caplog.text
+    monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result((0, 0, 0, 0, ours + 7, *[0] * 5)))
+    assert trust.refusal(built) == "it belongs to another user", "on an ordinary file system that is somebody else's"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+def test_a_mount_whose_modes_cannot_be_changed(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """drvfs: everything is 0777. What is damaged is refused there, too."""
+    built = native.build("add", [source])
+    own = built.parent.with_name(f"native-{os.geteuid()}")
+    own.mkdir()
+    for path in (built.parent, own, built, trust.hash_of(built)):
+        path.chmod(0o777)
+    monkeypatch.setattr(Path, "chmod", lambda *_: None)
+    assert "can be written by others" in trust.refusal(built)
+    with pytest.raises(PermissionError, match="can be written by others"):
+        trust.own_folder(built.parent.parent, "native")
+    monkeypatch.setenv("ANYTORCH_TRUST_CACHE", "1")
+    assert native.build("add", [source]) == built and trust.own_folder(built.parent.parent, "native") == built.parent
+    built.write_bytes(built.read_bytes()[:-1])
+    assert trust.refusal(built) == "it is not as it was built"
+    assert native.load("add", [source]).add(2, 3) == 5 and libraries() == [built] and not trust.refusal(built)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    built.unlink()
+    trust.hash_of(built).unlink()
+    assert native.build("add", [source]) == built, "a mount that says so costs nothing either"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+def test_a_folder_that_cannot_be_written_is_not_built_in(
+    source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An image that root warmed, run by another user: `native` is root's and is read, what is missing goes to our own."""
+    cache = settings.cache_folder()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != cache / "native")
+    built = native.build("add", [source])
+    assert built.parent == cache / f"native-{os.geteuid()}" and "for this process alone" not in caplog.text
+    assert native.load("add", [source]).add(2, 3) == 5
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(PermissionError, match="it cannot be written"):
+        trust.own_folder(cache, "native")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
@@ -168,6 +253,29 @@ def test_what_others_can_write_is_not_loaded(source: Path, what: str, caplog: py
     path.chmod(path.stat().st_mode | 0o002)
     assert native.load("add", [source]).add(2, 3) == 5
     assert "can be written by others" in caplog.text and not trust.refusal(built)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+def test_what_our_group_can_write_is_loaded(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Kubernetes' fsGroup makes it at each mount, here without a compiler to build it again."""
+    built = native.build("add", [source])
+    for path in (built, trust.hash_of(built), built.parent):
+        path.chmod(path.stat().st_mode | 0o020)
+    monkeypatch.setenv("PATH", "")
+    assert native.load("add", [source]).add(2, 3) == 5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+@pytest.mark.parametrize(
+    ("mode", "group", "refused"),
+    [(0o775, 0, False), (0o775, 7, False), (0o775, 8, False), (0o775, 9, True), (0o757, 0, True), (0o755, 9, False)],
+)
+def test_whose_group_may_write(monkeypatch: pytest.MonkeyPatch, mode: int, group: int, refused: bool) -> None:
+    monkeypatch.setattr(os, "getegid", lambda: 7)
+    monkeypatch.setattr(os, "getgroups", lambda: [8])
+    for kind in (stat.S_IFREG, stat.S_IFDIR):
+        status = os.stat_result((kind | mode, 1, 1, 1, os.geteuid(), group, 0, 0, 0, 0))
+        assert ("it can be written by others" in trust._not_ours(status, "it", Path("/nowhere"))) is refused
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import subprocess
 import zlib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from anytorch.errors import CompilerMissing
 from anytorch.native import sums
+from anytorch.native.compiler import find_compiler
 
 PAGE = 4096
 
@@ -47,13 +49,16 @@ def test_large_bytes_of_every_kind(tmp_path: Path) -> None:
     assert (summed.nbytes, summed.crc32) == (len(data), wanted) and (tmp_path / "other").read_bytes() == data
 
 
-def test_without_a_compiler_zlib_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [CompilerMissing("none"), FileNotFoundError(2, "No usable temporary directory found")]
+)
+def test_without_a_library_zlib_gives_the_same(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     data = bytearray(random.Random(2).randbytes(2 * sums.SMALL + 77))
     address = ctypes.addressof(ctypes.c_char.from_buffer(data))
     fast = sums.crc32(data), sums.crc32_parts(address, len(data), 2**16)
 
     def missing(*_: object, **__: object) -> None:
-        raise CompilerMissing("none")
+        raise error
 
     monkeypatch.setattr(sums, "load", missing)
     sums._loaded.cache_clear()
@@ -82,3 +87,27 @@ def test_what_adding_up_misses() -> None:
             for place in (at, other):
                 paired[place + bit // 8] ^= 1 << bit % 8
             assert sums.crc32(paired) != good
+
+
+@pytest.mark.parametrize(
+    ("macros", "has", "lacks"),
+    [
+        ("__x86_64__ __GNUC__=9", "_mm_clmulepi64_si128", "_mm512"),  # GCC 9 has no _mm512_zextsi128_si512
+        ("__x86_64__ __GNUC__=10", "_mm512_zextsi128_si512", "crc32x"),
+        ("__x86_64__ __GNUC__=4 __clang_major__=8", "_mm512_zextsi128_si512", "crc32x"),
+        ("__aarch64__ __linux__", "getauxval(16)", "__crc32d"),
+        ("__aarch64__ __linux__", "crc32x %w0, %w0, %x1", "_mm_"),
+        ("__aarch64__ __APPLE__ __ARM_FEATURE_CRC32", "__crc32d", "getauxval"),
+        ("__aarch64__ _WIN32", "is_fast() { return false; }", "crc32x"),
+        ("__riscv", "is_fast() { return false; }", "crc32x"),
+    ],
+)
+def test_what_each_compiler_is_given(tmp_path: Path, macros: str, has: str, lacks: str) -> None:
+    """What a compiler cannot compile fails in every process again, and what it is not given is summed by zlib."""
+    code = [line for line in sums.SOURCE.read_text().splitlines() if not line.startswith("#include")]
+    (tmp_path / "crc32.cpp").write_text("\n".join(code))
+    others = ["__x86_64__", "__GNUC__", "__clang_major__", "__aarch64__", "__linux__", "__ARM_FEATURE_CRC32"]
+    flags = [*(f"-U{name}" for name in others), "-DAT_HWCAP=16", *(f"-D{macro}" for macro in macros.split())]
+    command = [*find_compiler().command, *flags, "-E", str(tmp_path / "crc32.cpp")]
+    given = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert has in given and lacks not in given

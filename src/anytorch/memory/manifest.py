@@ -1,24 +1,23 @@
 """What a folder of files was written with: the size and CRC-32 of each, in a file that has a sum of its own.
 
 write_manifest(folder)          # once all other files are there
-problem_of(folder)              # "" if every byte is as it was written; else what is wrong, in words
+problem_of(folder, read)        # "" if every byte is as it was written; else what is wrong, in words
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from anytorch.files import parse_json, replace_file
+from anytorch.files import NOT_THERE, parse_json, replace_file
 from anytorch.native.sums import crc32, file_crc32
 
 MANIFEST = "sums.json"
 FORMAT = 1
 THREADS = 4
-DATA = (".safetensors", ".json")  # files that would be read if they were there
 Sum = tuple[int, int]  # bytes, CRC-32
 
 
@@ -35,21 +34,26 @@ def write_manifest(folder: Path, known: Mapping[Path, Sum] | None = None) -> Non
     replace_file(folder / MANIFEST, json.dumps(body, indent=1).encode())
 
 
-def problem_of(folder: Path) -> str:
-    """What is wrong with a folder, in words; "" if all its files are as they were written."""
+def problem_of(folder: Path, read: Iterable[str] = ()) -> str:
+    """What is wrong with a folder, in words; "" if all its files are as they were written.
+
+    `read` names the files that its reader opens wherever they are there: one of those that was added later is wrong, too.
+    What else lies there (a copied config.json, a system's hidden files) is never read, and does no harm. Raises OSError
+    where a file is there and cannot be read now: that is no damage, and may pass.
+    """
     try:
         body = parse_json((folder / MANIFEST).read_bytes())
         entries: dict[str, Any] = body["files"]
         if body["format"] != FORMAT or body["crc32"] != f"{_sum_of(entries):08x}":
             return f"{MANIFEST} is not as it was written"
         wanted = {folder / name: (int(nbytes), int(value, 16)) for name, (nbytes, value) in entries.items()}
-    except OSError as exc:
+    except NOT_THERE as exc:
         return f"{MANIFEST} cannot be read: {exc.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         return f"{MANIFEST} is damaged ({exc!r})"
-    more = {path for path in folder.rglob("*") if path.suffix in DATA and path.is_file()} - {*wanted, folder / MANIFEST}
+    more = [name for name in read if name not in entries and (folder / name).exists()]
     if more:
-        return f"{min(more).relative_to(folder)} was not written with it"
+        return f"{more[0]} was not written with it"
     with ThreadPoolExecutor(min(THREADS, max(1, len(wanted)))) as pool:
         found = pool.map(lambda path: _problem_of_file(path, wanted[path]), wanted)
         return next((f"{path.relative_to(folder)} {why}" for path, why in zip(wanted, found, strict=True) if why), "")
@@ -60,7 +64,7 @@ def _problem_of_file(path: Path, wanted: Sum) -> str:
         if (there := path.stat().st_size) != wanted[0]:
             return f"has {there} bytes, not {wanted[0]}"
         return "" if file_crc32(path) == wanted else "is damaged: its checksum is not the one it was written with"
-    except OSError as exc:
+    except NOT_THERE as exc:
         return f"cannot be read: {exc.strerror}"
 
 

@@ -24,21 +24,27 @@ from typing import Any
 import torch
 
 from anytorch import logs
+from anytorch.child_process import is_alive
 from anytorch.errors import ModelError, UsageError
-from anytorch.files import parse_json, replace_file, sync_folder
+from anytorch.files import NOT_THERE, parse_json, replace_file, sync_folder
 from anytorch.memory.block_updates import OF
 from anytorch.memory.manifest import MANIFEST, Sum, problem_of, write_manifest
 from anytorch.memory.reader import Reader
 from anytorch.memory.saving import write_shard
 from anytorch.memory.training import TieredOptimizer
-from anytorch.safetensors_files import file_in, locate_tensors, read_header
+from anytorch.safetensors_files import SINGLE, file_in, locate_tensors, read_header
 
 log = logs.logger(__name__)
 FORMAT = 2
 WITHOUT_SUMS = 1  # what earlier versions wrote
 PREFIX, DAMAGED = "step-", "damaged-"
+MOST_DAMAGED = 1000  # that are put aside under one name
 RESIDENT = "resident.safetensors"
 META = "training.json"
+READ = (
+    f"model/{SINGLE}",
+    f"optimizer/{RESIDENT}",
+)  # opened wherever they are there; all others are named by files with sums
 KEYS = {
     "step": int, "param_groups": list, "blocks": dict, "numbers": dict, "resident_numbers": dict, "random": dict,
 }  # fmt: skip
@@ -47,9 +53,9 @@ KEYS = {
 def save_training(
     folder: str | Path, optimizer: TieredOptimizer, *, step: int, extra: Any = None, keep: int = 2
 ) -> Path:
-    """Write a complete checkpoint and remove all but the newest `keep`. `extra` must be JSON. Call it between steps.
+    """Write a complete checkpoint and remove all but it and the newest `keep - 1`. `extra` must be JSON.
 
-    With `keep=1` there is none to go back to if the disk damages it.
+    Call it between steps. With `keep=1` there is none to go back to if the disk damages it.
     """
     if keep < 1:
         raise UsageError(f"keep={keep}: at least the newest checkpoint is kept")
@@ -96,7 +102,15 @@ def save_training(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for old in checkpoints(root)[:-keep]:
+    found = checkpoints(root)
+    if found and found[-1] != target:
+        log.warning(
+            "%s holds %s, of a later step than the one just saved: it is the one that resuming takes. "
+            "Name another folder for another run, or remove it",
+            root, found[-1].name,
+        )  # fmt: skip
+    others = [checkpoint for checkpoint in found if checkpoint != target]
+    for old in others[: max(0, len(others) - (keep - 1))]:
         remove_whole(old)
     return target
 
@@ -163,17 +177,30 @@ def newest_whole(found: Sequence[Path]) -> tuple[Path, dict[str, Any]]:
 
 
 def read_verified(checkpoint: Path) -> tuple[dict[str, Any] | None, str]:
-    """What training.json says once all files were compared with their checksums; or None, and what is wrong."""
+    """What training.json says once all files were compared with their checksums; or None, and what is wrong.
+
+    Raises ModelError where a file cannot be read now (a network that is away, rights): it may be whole all the same.
+    """
+    try:
+        return _verified(checkpoint)
+    except OSError as exc:
+        raise ModelError(
+            f"the checkpoint {checkpoint} cannot be read: {exc.strerror or exc}",
+            hint="nothing was changed: try again when its disk answers; to go back to the one before, rename this folder",
+        ) from exc
+
+
+def _verified(checkpoint: Path) -> tuple[dict[str, Any] | None, str]:
     try:
         meta = parse_json((checkpoint / META).read_bytes())
         version = meta["format"]
-    except OSError as exc:
+    except NOT_THERE as exc:
         return None, f"{META} cannot be read: {exc.strerror}"
     except (ValueError, KeyError, TypeError) as exc:
         return None, f"{META} is damaged ({exc!r})"
     if version == WITHOUT_SUMS and not (checkpoint / MANIFEST).exists():
         log.info("the checkpoint %s was written by an earlier version, without checksums", checkpoint)
-    elif why := problem_of(checkpoint):
+    elif why := problem_of(checkpoint, READ):
         return None, why
     elif version != FORMAT:
         raise ModelError(f"the checkpoint {checkpoint} has format {version!r}, not {FORMAT}: a later version wrote it")
@@ -200,23 +227,33 @@ def check_belongs(checkpoint: Path, meta: Mapping[str, Any], optimizer: TieredOp
 
 def _put_aside(checkpoint: Path) -> Path:
     """Its new name, by which it does not count any more; or its own, where nothing can be renamed."""
-    target = checkpoint.with_name(DAMAGED + checkpoint.name)
+    name = DAMAGED + checkpoint.name
+    names = (name, *(f"{name}-{again}" for again in range(1, MOST_DAMAGED)))
     try:
-        return checkpoint if target.exists() else checkpoint.rename(target)
+        target = next((checkpoint.with_name(one) for one in names if not checkpoint.with_name(one).exists()), None)
+        return checkpoint if target is None else checkpoint.rename(target)
     except OSError as exc:
         log.info("%s cannot be renamed: %s", checkpoint, exc.strerror)
         return checkpoint
 
 
 def free_name(root: Path, step: int) -> Path:
-    """step-00000006, or step-00000006.1 where that is taken: the old one goes only when the new one has its name."""
-    names = [f"{PREFIX}{step:08d}", *[f"{PREFIX}{step:08d}.{again}" for again in range(1, 10)]]
-    return next((root / name for name in names if not (root / name).exists()), root / f"{names[-1]}.{os.getpid()}")
+    """step-00000006, or step-00000006.3 where that step has up to .2: the newest of a step has the highest number."""
+    orders = map(_order, checkpoints(root))
+    taken = [order[1] if len(order) > 1 else 0 for order in orders if order[0] == step]
+    name = f"{PREFIX}{step:08d}"
+    return root / (f"{name}.{max(taken) + 1}" if taken else name)
 
 
 def checkpoints(root: Path) -> list[Path]:
     """Return the complete checkpoints, oldest first: only those have their name."""
-    return sorted(root.glob(f"{PREFIX}*")) if root.is_dir() else []
+    return sorted(filter(_order, root.glob(f"{PREFIX}*")), key=_order) if root.is_dir() else []
+
+
+def _order(checkpoint: Path) -> tuple[int, ...]:
+    """Step and number of a checkpoint's name, to sort by (as text, .10 would come before .2); () for another name."""
+    parts = checkpoint.name.removeprefix(PREFIX).split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
 
 
 def remove_unfinished(root: Path) -> None:
@@ -226,16 +263,6 @@ def remove_unfinished(root: Path) -> None:
         owner = int(number) if number.isdecimal() else os.getpid()
         if owner == os.getpid() or not is_alive(owner):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's process, or a system that cannot say
-        return True
-    return True
 
 
 def _load_weights(optimizer: TieredOptimizer, folder: Path, reader: Reader) -> None:

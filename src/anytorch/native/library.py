@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from anytorch import logs, settings
@@ -94,25 +94,36 @@ def _built(name: str, sources: Sequence[Path], level: str | None, flags: Sequenc
         compiler = find_compiler()
     except CompilerMissing as missing:
         # What another day's compiler made still works.
-        for path in (path for folder in folders for path in sorted(folder.glob(f"{stem}-*{SUFFIX}"))):
-            if _may_load(path):
-                return path
+        found, refused = _first_allowed(path for folder in folders for path in sorted(folder.glob(f"{stem}-*{SUFFIX}")))
+        if found is not None:
+            return found
+        _tell(refused, "there is no compiler to build it again")
         raise CompilerMissing(f"cannot build {name!r}: {missing.message}", hint=missing.hint) from missing
     file = f"{stem}-{_short(compiler.identity)}{SUFFIX}"
-    for folder in folders:
-        if (folder / file).exists() and _may_load(folder / file):
-            return folder / file
+    found, refused = _first_allowed(folder / file for folder in folders if (folder / file).exists())
+    if found is not None:
+        return found
     if (path := cache / FOLDER / file) in _private and (private := Path(_private[path].name) / file).exists():
         return private
+    _tell(refused, "it is built again")
     return _build(name, compiler, sources, every_flag, path)
 
 
-def _may_load(path: Path) -> bool:
-    why = trust.refusal(path)
-    if why:
+def _first_allowed(paths: Iterable[Path]) -> tuple[Path | None, dict[Path, str]]:
+    """The first library that may be loaded, or None; and why those before it may not."""
+    refused: dict[Path, str] = {}
+    for path in paths:
+        why = trust.refusal(path)
+        if not why:
+            return path, refused
+        refused[path] = why
+    return None, refused
+
+
+def _tell(refused: dict[Path, str], then: str) -> None:
+    for path, why in refused.items():
         tell = log.info if why == trust.NO_HASH else log.warning
-        tell("the cached library %s is not loaded (%s); it is built again", path, why)
-    return not why
+        tell("the cached library %s is not loaded (%s); %s", path, why, then)
 
 
 def _build(name: str, compiler: Compiler, sources: Sequence[Path], flags: Sequence[str], path: Path) -> Path:
@@ -149,8 +160,8 @@ def _compile_to(
     log.info("compiling the native library %s with %s", name, " ".join(compiler.command))
     made = folder / f"library{SUFFIX}"
     compile_library(compiler, sources, flags, made)
-    made.chmod(trust.PRIVATE)
-    with made.open("rb") as file:
+    trust.set_mode(made, trust.PRIVATE)
+    with made.open("r+b") as file:  # Windows syncs only what is open for writing
         os.fsync(file.fileno())
     made.replace(target)
 

@@ -97,8 +97,8 @@ def _library() -> Any:
 def _loaded() -> Any:
     try:
         library = load("crc32", [SOURCE], level="baseline")
-    except NativeUnavailable as exc:
-        log.info("checksums are computed by zlib: %s", exc.message)
+    except (NativeUnavailable, OSError) as exc:  # OSError: there is neither a cache nor a temporary folder to build in
+        log.info("checksums are computed by zlib: %s", exc)
         return None
     if not library.crc32_is_fast():
         return None

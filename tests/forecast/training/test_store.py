@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -12,7 +13,7 @@ import pytest
 import torch
 from tests.faulty_disk import PowerLoss, failing
 
-from anytorch.errors import InputError, ModelError, OutputError
+from anytorch.errors import InputError, ModelError, OutputError, UsageError
 from anytorch.forecast.training import store
 from anytorch.forecast.training.store import RunFolder
 
@@ -61,7 +62,7 @@ def test_a_state_that_is_cut_off_or_gone(tmp_path: Path) -> None:
         folder.state.write_bytes(whole[:length])
         found = folder.load("a", "cpu")
         assert found is not None and same(found, state(1))
-    folder.state.unlink()  # a kill between two renames, where links are not possible
+    assert not folder.state.exists()  # as after a kill between two renames, where links are not possible
     found = folder.load("a", "cpu")
     assert found is not None and same(found, state(1))
     with pytest.raises(InputError, match="another plan"):
@@ -71,6 +72,55 @@ def test_a_state_that_is_cut_off_or_gone(tmp_path: Path) -> None:
         folder.load("a", "cpu")
     folder.forget()
     assert folder.load("a", "cpu") is None and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_damaged_state_never_takes_the_place_of_the_good_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+    folder.state.write_bytes(folder.state.read_bytes()[:-200])
+    found = folder.load("a", "cpu")
+    assert found is not None and found["step"] == 1
+    assert folder.damaged.exists() and not folder.state.exists()
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: os.open(tmp_path / "no such folder" / "file", os.O_RDONLY))
+    folder.save(state(3))
+    folder.state.write_bytes(b"damaged again")
+    found = folder.load("a", "cpu")
+    assert found is not None and same(found, state(1)), "the good state was overwritten by the damaged one"
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_state_that_cannot_be_read_now_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+
+    def away(*_: Any, **__: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(store.zipfile, "ZipFile", away)
+    with pytest.raises(UsageError, match="cannot be read now") as caught:
+        folder.load("a", "cpu")
+    assert not isinstance(caught.value, InputError), "the run would be started over"
+    monkeypatch.undo()
+    found = folder.load("a", "cpu")
+    assert found is not None and same(found, state(2)) and not folder.damaged.exists()
+
+
+def test_a_damaged_state_that_cannot_be_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+    folder.state.write_bytes(b"damaged")
+    with failing(1), pytest.raises(OutputError, match="cannot be put aside"):
+        folder.load("a", "cpu")
+    assert folder.state.read_bytes() == b"damaged" and store.read_state(folder.previous, "cpu", mmap=False)["step"] == 1
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -108,6 +158,37 @@ def test_a_crash_at_any_moment_leaves_a_state(tmp_path: Path, monkeypatch: pytes
         found = folder.load("a", "cpu")
         assert found is not None and found["step"] in ((2, 1) if count < 3 else (3,))
         assert same(found, state(found["step"]))
+
+
+def test_a_kill_leaves_no_hidden_copy_of_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the renames last.pt and previous.pt are one file, and renaming one of its names to the other does nothing."""
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+    os.link(folder.state, tmp_path / "link")
+    (tmp_path / "link").replace(folder.previous)
+    assert folder.state.samefile(folder.previous)
+    folder.save(state(3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "previous.pt"]
+    dead, alive = 11, 12
+    monkeypatch.setattr(store, "is_alive", lambda process: process == alive)
+    for name in (
+        f".previous.pt.{dead}",
+        f".next.pt.{dead}-3",
+        f".next.pt.{os.getpid()}-99999",
+        f".next.pt.{alive}-0",
+        ".notes",
+    ):
+        (tmp_path / name).write_bytes(b"gigabytes")
+    folder.save(state(4))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f".next.pt.{alive}-0",
+        ".notes",
+        "last.pt",
+        "previous.pt",
+    ]
+    found = folder.load("a", "cpu")
+    assert found is not None and same(found, state(4))
 
 
 def test_checksums_are_written_whatever_the_program_chose(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 DIR/best_model/     config.json, model.safetensors: the published layout; of a model also its tokenizer/ and anytorch.json
 DIR/last.pt         all that is needed to go on: weights, optimiser, step, what was best so far
 DIR/previous.pt     the same of the save before, for a disk that damaged the last
+DIR/damaged.pt      a last.pt that was damaged, put aside
 DIR/log.jsonl       one line per logged step or evaluation
 DIR/summary.json    the plan, the data and the outcome
 DIR/loss.png        the curve
@@ -10,6 +11,7 @@ DIR/loss.png        the curve
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -25,7 +27,8 @@ import numpy as np
 import torch
 
 from anytorch import logs
-from anytorch.errors import InputError, ModelError, OutputError
+from anytorch.child_process import is_alive
+from anytorch.errors import InputError, ModelError, OutputError, UsageError
 from anytorch.files import parse_json, replace_file, replacing, sync_folder
 from anytorch.pictures import figure_for, write_figure
 
@@ -84,8 +87,15 @@ DAMAGES = (
 )  # fmt: skip
 
 
+# EINVAL: an archive whose damaged directory leads to a place before the file's start.
+DAMAGED_ERRORS = (None, errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+
+
 def read_state(path: Path, device: torch.device | str, mmap: bool) -> dict[str, Any]:
-    """What a state's file holds. Raises ModelError for a damaged one; with `mmap` its tensors are not looked at."""
+    """What a state's file holds. Raises ModelError for a damaged one; with `mmap` its tensors are not looked at.
+
+    Raises UsageError for one that cannot be read now: that is no damage, and may pass; who resumes must not start over.
+    """
     try:
         if not mmap:
             # torch writes a CRC-32 for each record of the archive, and does not look at it again.
@@ -98,6 +108,11 @@ def read_state(path: Path, device: torch.device | str, mmap: bool) -> dict[str, 
         if not isinstance(state, dict):
             raise ValueError(f"it holds a {type(state).__name__}")
     except DAMAGES as exc:
+        if isinstance(exc, OSError) and exc.errno not in DAMAGED_ERRORS:
+            raise UsageError(
+                f"{path} cannot be read now: {exc.strerror or exc}",
+                hint="nothing was changed: run the same command again when its disk answers",
+            ) from exc
         why = (str(exc).splitlines() or [repr(exc)])[0]
         raise ModelError(f"{path} cannot be read: {why}", hint="start over with --restart") from exc
     return state
@@ -125,6 +140,16 @@ def keep_as(path: Path, other: Path) -> None:
         path.replace(other)
         return
     link.replace(other)
+    link.unlink(missing_ok=True)  # a rename does nothing where both are names of one file, as a kill may have left them
+
+
+def remove_left_overs(path: Path) -> None:
+    """Remove the hidden files beside `path` that killed writers of it left: each may be as large as the state."""
+    for file in path.parent.glob(f".{path.name}.*"):
+        owner = file.name.removeprefix(f".{path.name}.").partition("-")[0]
+        if owner.isdecimal() and (int(owner) == os.getpid() or not is_alive(int(owner))):
+            log.debug("removing %s: its writer is gone", file)
+            file.unlink(missing_ok=True)
 
 
 class RunFolder:
@@ -134,6 +159,7 @@ class RunFolder:
         self.folder = Path(folder)
         self.best = self.folder / "best_model"
         self.state, self.previous = self.folder / "last.pt", self.folder / "previous.pt"
+        self.damaged = self.folder / "damaged.pt"
         self.log = self.folder / "log.jsonl"
         self.summary = self.folder / "summary.json"
 
@@ -144,6 +170,8 @@ class RunFolder:
         following = self.folder / "next.pt"
         with writing(self.state):
             try:
+                for path in (following, self.previous):
+                    remove_left_overs(path)
                 with replacing(following) as file, sums_written():  # streamed: it may be gigabytes
                     torch.save({"format": FORMAT, **state}, file)
                 if self.state.exists():
@@ -177,14 +205,27 @@ class RunFolder:
                 )
             if wrong is not None:
                 log.warning("%s; going back to %s, of step %s", wrong.message, path, state.get("step"))
+                self._put_aside()
             return state
         if wrong is not None:
             raise wrong
         return None
 
+    def _put_aside(self) -> None:
+        """Take its name from a damaged last state: the next save would make it the previous one, over the good one."""
+        try:
+            self.state.replace(self.damaged)
+        except FileNotFoundError:  # another process of the run was faster
+            pass
+        except OSError as exc:
+            raise OutputError(
+                f"the damaged {self.state} cannot be put aside as {self.damaged.name}: {exc.strerror or exc}",
+                hint="make the folder writable, or remove that file: the state before it is whole",
+            ) from exc
+
     def forget(self) -> None:
         """Remove the files that a new run would otherwise resume from."""
-        for path in (self.state, self.previous, self.log, self.summary):
+        for path in (self.state, self.previous, self.damaged, self.log, self.summary):
             path.unlink(missing_ok=True)
 
     # --- the log ---------------------------------------------------------------------------------------------------

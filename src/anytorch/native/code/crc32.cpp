@@ -21,7 +21,7 @@ FAST static inline __m128i fold(__m128i x, __m128i k, __m128i next) {
 
 FAST static uint32_t finish(__m128i a, const uint8_t* p, size_t n);
 
-#if __GNUC__ >= 9 || __clang_major__ >= 8
+#if __GNUC__ >= 10 || __clang_major__ >= 8  // GCC 9 has no _mm512_zextsi128_si512
 #define WIDE __attribute__((target("pclmul,sse4.1,avx512f,vpclmulqdq")))
 static bool is_wide() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"); }
 
@@ -78,14 +78,25 @@ FAST static uint32_t finish(__m128i a, const uint8_t* p, size_t n) {
   t = _mm_clmulepi64_si128(_mm_and_si128(t, low), barrett, 0x00);
   return uint32_t(_mm_extract_epi32(_mm_xor_si128(a, t), 1));
 }
-#elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
+#elif defined(__aarch64__) && (defined(__ARM_FEATURE_CRC32) || defined(__linux__))
+#if defined(__ARM_FEATURE_CRC32)
 #include <arm_acle.h>
 static bool is_fast() { return true; }
+static inline uint32_t next(uint32_t value, uint64_t word) { return __crc32d(value, word); }
+#else  // Linux' baseline is ARMv8.0, where it is optional: the kernel says whether this processor has it
+#include <sys/auxv.h>
+static bool is_fast() { return getauxval(AT_HWCAP) & (1 << 7); }  // HWCAP_CRC32 of <asm/hwcap.h>
+// In assembly, because arm_acle.h of older compilers has no __crc32d where no flag asks for it.
+static inline uint32_t next(uint32_t value, uint64_t word) {
+  __asm__(".arch_extension crc\n\tcrc32x %w0, %w0, %x1" : "+r"(value) : "r"(word));
+  return value;
+}
+#endif
 static uint32_t blocks(uint32_t value, const uint8_t* p, size_t n) {
   for (; n >= 8; p += 8, n -= 8) {
     uint64_t word;
     memcpy(&word, p, 8);
-    value = __crc32d(value, word);
+    value = next(value, word);
   }
   return value;
 }
