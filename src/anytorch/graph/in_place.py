@@ -51,8 +51,8 @@ def with_changes(module: GraphModule) -> Callable[[Callable[..., Any]], Callable
     late: list[tuple[int, Node]] = []
     for node in [one for one in graph.nodes if one.target is aten.copy_.default and one.args[0] in places]:
         changed, made = node.args[0], node.args[1]
-        if not isinstance(made, Node) or any(user.op != "output" for user in node.users):
-            raise NotImplementedError("a change of an input that is read on is no part of a functional graph")
+        for user in [one for one in node.users if one.op != "output"]:  # who reads on reads the new values
+            user.replace_input_with(node, made)
         if _is_only_written(changed, made, node):
             node.replace_all_uses_with(_write(graph, changed, made))
         else:

@@ -60,11 +60,10 @@ class Program:
         graph = self.partition.graph
         key = tuple([tensor.shape for tensor in tensors])
         plan = self._plans.get(key)
+        device = tensors[0].device if tensors else torch.device("cpu")
         if plan is None:
-            device = tensors[0].device if tensors else torch.device("cpu")
             plan = self._plans[key] = self._planned(reference.sizes_of(graph, tensors), device)
         known, made_of, by_hand = plan
-        device = tensors[0].device if tensors else torch.device("cpu")
         values = {number: tensor.contiguous() for number, tensor in zip(graph.inputs, tensors, strict=True)}
         for step, made, drops in zip(self.steps, made_of, self._drops, strict=True):
             if not step.ours:
