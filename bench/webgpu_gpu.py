@@ -33,7 +33,7 @@ from torch import nn
 from webgpu_decoder import Decoder
 
 import anytorch.webgpu  # noqa: F401  (registers the device)
-from anytorch.webgpu.compiler import compile_graph
+from anytorch.graph.compiler import compile_graph
 
 WINDOWS = 7
 WARM_UP_S = 0.3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -119,3 +121,16 @@ def test_sizes_of_one_magnitude_share_a_search(few: None, monkeypatch: pytest.Mo
         x = torch.randn(rows, 32)
         torch.testing.assert_close(compiled(x), F.silu(x * 2) + x.sum(-1, keepdim=True), rtol=1e-4, atol=1e-5)
     assert len(searched) == 1
+
+
+def test_compiling_leaves_torch_the_accelerator_it_has() -> None:
+    """Once a device has PrivateUse1, torch computes no gradients on CUDA (pytorch issue 161129): only who asks for webgpu
+    may have that."""
+    script = (
+        "import torch, anytorch\n"
+        "x = torch.ones(3, requires_grad=True)\n"
+        "torch.compile(lambda x: (x * 2 + 1).sum(), backend='anytorch')(x).backward()\n"
+        "print(x.grad.tolist(), torch._C._get_privateuse1_backend_name())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[0] == "[2.0, 2.0, 2.0] privateuseone"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from anytorch.graph import search
+from anytorch.graph.clock import CALLED_ROUNDS, Clock
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.partition import partition
 from anytorch.graph.search import AT_ONCE, Search
@@ -43,3 +44,34 @@ def test_schedules_are_compiled_a_few_at_once_while_there_is_time(
     assert [len(one) for one in compiled] == expected
     names = [one.name for one in every[: sum(expected)]]
     assert [name for one in compiled for name in one] == names and ready == set(names)
+
+
+def test_a_program_that_the_host_launches_slower_than_eager_torch_is_refused(
+    few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that records is timed without launches; under torch.compile nobody records."""
+    graph, known = CASES["gated mlp"]()
+    monkeypatch.setattr(
+        Clock, "times_when_called", lambda clock, runs, beside: dict(zip(runs, (1.2, 0.9), strict=False))
+    )
+    found = Search(graph, known, CPU, 60, quick=True).run()
+    assert found.verdict is not None
+    said = {one.name: one.refused for one in found.verdict.trials}
+    assert "1.20 times eager torch's time, launches and all" in said.values()
+    assert found.verdict.chosen not in [name for name, why in said.items() if why]
+
+
+def test_calls_are_timed_in_turns_where_a_device_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(CPU)
+    assert clock.times_when_called({"ours": lambda: None}, lambda: None) == {}  # its stopwatch times calls
+    took = {"ours": 3e-4, "eager": 1e-4}
+    called: list[str] = []
+
+    def seconds(run: Any, count: int) -> float:
+        called.append(run())
+        return took[called[-1]]
+
+    monkeypatch.setattr(clock, "_records", True)
+    monkeypatch.setattr(clock, "plain", replace(clock.plain, seconds=seconds))
+    assert clock.times_when_called({"ours": lambda: "ours"}, lambda: "eager") == {"ours": pytest.approx(3)}
+    assert called[-2 * CALLED_ROUNDS :] == ["ours", "eager"] * CALLED_ROUNDS

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import threading
 from typing import Any
 
+import pytest
 from tests.webgpu.agree import close
 
 
@@ -94,3 +97,35 @@ def test_hooks_and_accumulation(torch: Any) -> None:
     assert len(seen) == 2
     with torch.no_grad():
         assert not (x * 2).requires_grad
+
+
+def test_a_failed_assertion_about_streams_is_explained() -> None:
+    """CUDA's gradients beside this device: torch fails an internal assertion there. This machine has no CUDA."""
+    import anytorch.webgpu
+
+    def engine(trouble: str) -> Any:
+        raise RuntimeError(trouble)
+
+    explained = anytorch.webgpu._gradients_elsewhere_explained(engine)
+    with pytest.raises(RuntimeError, match="in a process of its own"):
+        explained("opt_ready_stream && opt_parent_stream INTERNAL ASSERT FAILED")
+    with pytest.raises(RuntimeError, match=r"^another$"):
+        explained("another")
+
+
+def test_threads_after_a_backward_that_came_before_the_device() -> None:
+    """autograd starts its devices' threads once, at the first backward of the process."""
+    script = (
+        "import threading, torch\n"
+        "torch.ones(1, requires_grad=True).sum().backward()\n"
+        "import anytorch.webgpu\n"
+        "def work():\n"
+        "    x = torch.ones(3, device='webgpu', requires_grad=True)\n"
+        "    (x * 2).sum().backward()\n"
+        "    print(x.grad.tolist())\n"
+        "threads = [threading.Thread(target=work) for _ in range(2)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[2.0, 2.0, 2.0]"] * 2, done.stderr

@@ -48,7 +48,7 @@ def commands(function: Any) -> int:
 
 
 def test_a_compiled_model_trains_like_the_cpu_with_fewer_commands(ours: None) -> None:
-    from anytorch.webgpu.compiler import compile_graph
+    from anytorch.graph.compiler import compile_graph
 
     torch.manual_seed(0)
     reference, x = Block(), torch.randn(8, 16)
@@ -67,7 +67,7 @@ def test_a_compiled_model_trains_like_the_cpu_with_fewer_commands(ours: None) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_chain_becomes_one_command_in_every_float(dtype: torch.dtype, ours: None) -> None:
-    from anytorch.webgpu.compiler import compile_graph
+    from anytorch.graph.compiler import compile_graph
 
     def chain(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         c = (a * 2 + b).sigmoid() - 0.5
@@ -86,7 +86,7 @@ def test_a_chain_becomes_one_command_in_every_float(dtype: torch.dtype, ours: No
 
 def test_strides_that_the_trace_did_not_promise(ours: None) -> None:
     """A convolution of a channels-last image returns other strides than its meta function says."""
-    from anytorch.webgpu.compiler import compile_graph
+    from anytorch.graph.compiler import compile_graph
 
     torch.manual_seed(0)
     reference = torch.nn.Conv2d(3, 4, 3).eval()
@@ -101,7 +101,7 @@ def test_strides_that_the_trace_did_not_promise(ours: None) -> None:
 def test_views_take_the_strides_that_kernels_really_give(monkeypatch: pytest.MonkeyPatch, ours: None) -> None:
     """torch promises an attention's gradients with its inputs' strides, ours are dense: a view fitted the trace alone."""
     from anytorch.graph import search
-    from anytorch.webgpu.compiler import compile_graph
+    from anytorch.graph.compiler import compile_graph
 
     monkeypatch.setattr(search, "back_of", lambda device: (None, "a test wants torch's own ops"))
     torch.manual_seed(0)
@@ -120,7 +120,7 @@ def test_views_take_the_strides_that_kernels_really_give(monkeypatch: pytest.Mon
 
 
 def test_sizes_that_change_are_parameters_of_one_kernel(ours: None) -> None:
-    from anytorch.webgpu.compiler import compile_graph
+    from anytorch.graph.compiler import compile_graph
 
     def chain(x: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) + 1
@@ -133,19 +133,22 @@ def test_sizes_that_change_are_parameters_of_one_kernel(ours: None) -> None:
         assert commands(lambda: compiled(on_device)) == 1  # noqa: B023  (called at once)
 
 
-def test_other_devices_go_to_kernel_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    import anytorch.graph.compiler
+def test_a_graph_goes_to_the_compiler_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anytorch.graph.compiler import compile_graph
     from anytorch.webgpu import compiler
 
     asked = []
 
-    def kernel_graphs(module: torch.fx.GraphModule, inputs: Any) -> Any:
+    def ours(module: torch.fx.GraphModule, inputs: Any) -> Any:
         asked.append([value.device.type for value in inputs])
         return module.forward
 
-    monkeypatch.setattr(anytorch.graph.compiler, "compile_graph", kernel_graphs)
-    assert torch.compile(lambda x: x + 1, backend=compiler.compile_graph)(torch.ones(2)).tolist() == [2, 2]
-    assert asked == [["cpu"]]
+    monkeypatch.setattr(compiler, "compile_graph", ours)
+    for device in ("cpu", "webgpu"):
+        torch._dynamo.reset()
+        made = torch.compile(lambda x: x + 1, backend=compile_graph)(torch.ones(2, device=device))
+        assert made.tolist() == [2, 2]
+    assert asked == [["webgpu"]]
 
 
 def test_a_recorded_graph_replays_on_new_inputs() -> None:
@@ -199,7 +202,7 @@ def test_a_long_tape_is_encoded_the_same_by_both_ways(
 
 def test_one_new_token_of_a_decoder_takes_few_commands(ours: None) -> None:
     """The row of a cache is written in place, the queries' and keys' products stand in one region, norms in the products."""
-    from anytorch.webgpu.compiler import compile_graph
+    from anytorch.graph.compiler import compile_graph
 
     torch.manual_seed(0)
     normed = torch.nn.RMSNorm(32, eps=1e-6)

@@ -59,7 +59,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 
 def compiled(function: Callable[..., Any], *values: torch.Tensor) -> tuple[Any, int]:
     """What the compiled function gives, and how many kernels it takes, once it has been searched."""
-    from anytorch.webgpu.compiler import compile_graph
+    from anytorch.graph.compiler import compile_graph
 
     runtime = open_runtime()
     made = torch.compile(function, backend=compile_graph)

@@ -6,7 +6,8 @@ read different copies of the inputs, so that weights come from memory, as they d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ log = logs.logger(__name__)
 
 LAUNCHES = 12  # in a recorded round
 MOST_COPIES = 12
+CALLED_ROUNDS, CALLED_S, CALLS = 7, 2e-3, 50  # of calls by the host: rounds, seconds of one, and the most calls in it
 CACHES = 4  # times the cache: what all copies together have at least
 
 
@@ -81,6 +83,25 @@ class Clock:
             log.info("a round of launches cannot be recorded: %s", exc)
             return lambda: [runs[number % len(runs)]() for number in range(LAUNCHES)]
         return _Replay(graph, kept)
+
+    def times_when_called(self, runs: Mapping[str, Run], beside: Run) -> dict[str, float]:
+        """What each takes as a multiple of what `beside` takes, called one after another by the host, in turns.
+
+        The stopwatch of a device that records leaves launches out. A kernel that takes less time there may take more of the
+        host's, and where nobody records, the host is what a program of small kernels waits for. Empty where nothing is
+        recorded: the stopwatch times calls then.
+        """
+        if not self._records:
+            return {}
+        every = {**{f"run {name}": run for name, run in runs.items()}, "beside": beside}
+        least = dict.fromkeys(every, math.inf)
+        for run in every.values():
+            self.plain.seconds(run, 2)
+        count = max(1, min(CALLS, int(CALLED_S / max(1e-6, self.plain.seconds(beside, 2)))))
+        for _ in range(CALLED_ROUNDS):
+            for name, run in every.items():
+                least[name] = min(least[name], self.plain.seconds(run, count))
+        return {name: least[f"run {name}"] / least["beside"] for name in runs}
 
 
 class _Replay:

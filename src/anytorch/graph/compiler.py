@@ -36,7 +36,11 @@ SEARCH = 10  # times the setting `measure_s`: what the search of one region may 
 
 
 def compile_graph(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    """The back end that torch.compile calls."""
+    """The back end that torch.compile calls. A device whose module in torch has a `compile_graph` compiles its own."""
+    for kind in {value.device.type for value in inputs if isinstance(value, torch.Tensor)}:
+        if (own := getattr(getattr(torch, kind, None), "compile_graph", None)) is not None:
+            found: Callable[..., Any] = own(module, inputs)
+            return found
     compiler = aot_autograd(
         fw_compiler=with_regions, decompositions=decompositions(), keep_inference_input_mutations=True
     )
@@ -182,7 +186,7 @@ class Region(torch.nn.Module):
         self._by_magnitude: dict[tuple[Any, ...], Found] = {}
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        key = (inputs[0].device, *[tuple(tensor.shape) for tensor in inputs])
+        key = (inputs[0].device, *[tensor.shape for tensor in inputs])
         found = self._chosen.get(key)
         if found is None:
             if len(self._chosen) >= MOST_SIZES:

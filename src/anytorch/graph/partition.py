@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from anytorch.graph.ir import Graph
+from anytorch.graph.ir import Builder, Graph
 from anytorch.graph.loops import Kernel, Reduction, kernel_of
 from anytorch.graph.ops import HALVES
 from anytorch.graph.sizes import Shape, at, row_major, shape_at
@@ -270,3 +270,21 @@ def least_bytes(graph: Graph, known: Mapping[str, int]) -> int:
         node = graph.nodes[number]
         total += math.prod(shape_at(node.shape, known)) * ITEM_BYTES[node.dtype]
     return total
+
+
+def subgraph(cut: Partition, kernel: Kernel, group: Group) -> Graph:
+    """What one kernel computes, as a graph of its own: its inputs are the buffers it reads, in their order."""
+    builder = Builder()
+    numbers: dict[int, int] = {}
+    for buffer in kernel.buffers:
+        if not buffer.written:
+            node = cut.graph.nodes[buffer.node]
+            numbers[buffer.node] = builder.input(node.shape, node.dtype)
+
+    def build(number: int) -> int:
+        if number not in numbers:
+            node = cut.graph.nodes[number]
+            numbers[number] = builder.add(node.op, *(build(arg) for arg in node.args), **dict(node.attrs))
+        return numbers[number]
+
+    return builder.graph([build(number) for number in group.outputs])

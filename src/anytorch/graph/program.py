@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,8 +16,9 @@ from anytorch.graph.loops import Kernel
 from anytorch.graph.partition import Group, Partition, shown, sources
 from anytorch.graph.sizes import shape_at
 
-# The named sizes, what every step makes, and kernels by hand that were made for other sizes, made anew for these.
-_Plan = tuple[dict[str, int], list[list[tuple[int, tuple[int, ...], torch.dtype]]], dict[int, ByHand]]
+MOST_PLANS = 1024  # kinds of inputs that a program remembers its plan for
+Values = dict[int, torch.Tensor]
+Read = Callable[[Values], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,22 @@ class Step:
         return self.kernel is not None or self.by_hand is not None
 
 
+Turn = Callable[[Values, bool], None]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A program for inputs of certain sizes on a device."""
+
+    inputs: tuple[int, ...]
+    turns: Sequence[Turn]
+    outputs: Sequence[Read]
+
+
 class Program:
     def __init__(self, partition: Partition, steps: Sequence[Step]) -> None:
         self.partition, self.steps = partition, tuple(steps)
-        self._plans: dict[tuple[torch.Size, ...], _Plan] = {}
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
         graph = partition.graph
         # After which step a stored node is needed no more.
         self._last: dict[int, int] = {}
@@ -57,57 +72,91 @@ class Program:
 
     def __call__(self, tensors: Sequence[torch.Tensor], *, poison: bool = False) -> list[torch.Tensor]:
         """The graph's outputs. With `poison` results are filled with NaN first, so that an element nobody writes shows."""
-        graph = self.partition.graph
-        key = tuple([tensor.shape for tensor in tensors])
-        plan = self._plans.get(key)
         device = tensors[0].device if tensors else torch.device("cpu")
+        key = (device, *[tensor.shape for tensor in tensors])
+        plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._planned(reference.sizes_of(graph, tensors), device)
-        known, made_of, by_hand = plan
-        values = {number: tensor.contiguous() for number, tensor in zip(graph.inputs, tensors, strict=True)}
-        for step, made, drops in zip(self.steps, made_of, self._drops, strict=True):
-            if not step.ours:
-                (number,) = step.group.outputs
-                node = graph.nodes[number]
-                args = [self._view(arg, values, known, device) for arg in node.args]
-                dtype = reference.dtype_named(node.dtype)
-                values[number] = reference.compute(node, args, known, dtype, device).contiguous()
-            else:
-                for number, shape, dtype in made:
-                    values[number] = torch.empty(shape, dtype=dtype, device=device)
-                    if poison:
-                        values[number].fill_(torch.nan if dtype.is_floating_point else 113)
-                if step.launch is not None and step.kernel is not None:
-                    step.launch([values[buffer.node] for buffer in step.kernel.buffers], known)
-                elif step.by_hand is not None:
-                    (number,) = step.group.outputs
-                    args = [self._view(arg, values, known, device) for arg in graph.nodes[number].args]
-                    by_hand.get(number, step.by_hand)(args, values[number])
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            known = reference.sizes_of(self.partition.graph, tensors)
+            # What it keeps is used by calls with and without gradients alike.
+            with torch.inference_mode(False), torch.no_grad():
+                plan = self._plans[key] = self._planned(known, device)
+        values = {number: tensor.contiguous() for number, tensor in zip(plan.inputs, tensors, strict=True)}
+        for turn, drops in zip(plan.turns, self._drops, strict=True):
+            turn(values, poison)
             for number in drops:
                 values.pop(number, None)
-        return [self._view(number, values, known, device) for number in graph.outputs]
+        return [read(values) for read in plan.outputs]
 
     def _planned(self, known: dict[str, int], device: torch.device) -> _Plan:
-        """What does not change between calls of the same sizes: the sizes, every step's results, and kernels by hand, which
-        are made for sizes. Raises GraphError if one of those does not take these."""
+        """What does not change between calls with these sizes. Raises GraphError if a kernel by hand does not take them."""
         graph = self.partition.graph
-        made = []
-        anew: dict[int, ByHand] = {}
+        stored = set(graph.inputs)
+        turns = []
         for step in self.steps:
-            nodes = [(number, graph.nodes[number]) for number in step.group.outputs]
-            made.append([(n, shape_at(node.shape, known), reference.dtype_named(node.dtype)) for n, node in nodes])
-            if step.by_hand is not None and dict(step.by_hand.known) != known:
-                (number,) = step.group.outputs
-                anew[number] = ready_for(graph.nodes[number], known, step.by_hand.kernel.back, device)
-        return known, made, anew
+            turns.append(self._turn(step, stored, known, device))
+            stored.update(step.group.outputs)
+        return _Plan(
+            tuple(graph.inputs), turns, [self._reader(one, stored, known, device, True) for one in graph.outputs]
+        )
 
-    def _view(
-        self, number: int, values: Mapping[int, torch.Tensor], known: Mapping[str, int], device: torch.device
-    ) -> torch.Tensor:
-        """A node that is in memory, or a view, constant or row of positions made from such nodes."""
-        if number in values:
-            return values[number]
+    def _turn(self, step: Step, stored: Set[int], known: dict[str, int], device: torch.device) -> Turn:
+        """One step for these sizes: it takes what was computed so far, and adds to it."""
         graph = self.partition.graph
-        node = graph.nodes[number]
-        args = [self._view(arg, values, known, device) for arg in node.args]
-        return reference.compute(node, args, known, reference.dtype_named(node.dtype), device)
+        made = [
+            (number, shape_at(graph.nodes[number].shape, known), reference.dtype_named(graph.nodes[number].dtype))
+            for number in step.group.outputs
+        ]
+        number, node = step.group.outputs[0], graph.nodes[step.group.outputs[0]]
+
+        def room(values: Values, poison: bool) -> None:
+            for one, shape, dtype in made:
+                values[one] = torch.empty(shape, dtype=dtype, device=device)
+                if poison:
+                    values[one].fill_(torch.nan if dtype.is_floating_point else 113)
+
+        if step.launch is not None and step.kernel is not None:
+            launch, buffers = step.launch, [buffer.node for buffer in step.kernel.buffers]
+
+            def launched(values: Values, poison: bool) -> None:
+                room(values, poison)
+                launch([values[one] for one in buffers], known)
+
+            return launched
+        reads = [self._reader(arg, stored, known, device) for arg in node.args]
+        if step.by_hand is not None:
+            same = dict(step.by_hand.known) == known  # kernels by hand are made for sizes
+            by_hand = step.by_hand if same else ready_for(node, known, step.by_hand.kernel.back, device)
+
+            def written(values: Values, poison: bool) -> None:
+                room(values, poison)
+                by_hand([read(values) for read in reads], values[number])
+
+            return written
+        compute = reference.prepared(node, known, reference.dtype_named(node.dtype), device)
+
+        def by_torch(values: Values, poison: bool) -> None:
+            values[number] = compute(*[read(values) for read in reads]).contiguous()
+
+        return by_torch
+
+    def _reader(
+        self, number: int, stored: Set[int], known: dict[str, int], device: torch.device, given_away: bool = False
+    ) -> Read:
+        """How to read a node that is in memory, or a view, constant or row of positions made from such nodes.
+
+        What is made from nothing is made once, unless it is `given_away`: whoever gets it may write to it.
+        """
+        if number in stored:
+            return operator.itemgetter(number)
+        node = self.partition.graph.nodes[number]
+        compute = reference.prepared(node, known, reference.dtype_named(node.dtype), device)
+        reads = [self._reader(arg, stored, known, device, given_away) for arg in node.args]
+        if not reads and not given_away:
+            value = compute()
+            return lambda values: value
+        if len(reads) == 1:
+            (only,) = reads
+            return lambda values: compute(only(values))
+        return lambda values: compute(*[read(values) for read in reads])

@@ -8,6 +8,7 @@ compiled kernel is allowed a small multiple of.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -131,6 +132,19 @@ def compute(
     if op == "embedding":
         return F.embedding(args[1], args[0])
     return COMPOSITES[op](node, known, *args).to(dtype)
+
+
+def prepared(node: Node, known: Sizes, dtype: torch.dtype, device: torch.device) -> Compute:
+    """`compute` with all but the arguments decided: a program that is called often does not ask again what a node is."""
+    if node.op in ("permute", "expand", "reshape"):
+        given = tuple(node["dims"]) if node.op == "permute" else shape_at(node["shape"], known)
+        return operator.methodcaller(node.op, given)
+    if node.op == "slice":
+        start, stop = at(node["start"], known), at(node["stop"], known)
+        return operator.methodcaller("narrow", node["dim"], start, stop - start)
+    if node.op == "matmul":
+        return torch.matmul
+    return lambda *args: compute(node, args, known, dtype, device)
 
 
 def _reduced(node: Node, x: torch.Tensor) -> torch.Tensor:

@@ -28,10 +28,10 @@ from anytorch.graph import handwritten, racing, reference, verify
 from anytorch.graph.backs import Back, back_of
 from anytorch.graph.clock import Clock
 from anytorch.graph.emit.schedule import Schedule
-from anytorch.graph.ir import Builder, Graph
+from anytorch.graph.ir import Graph
 from anytorch.graph.loops import Kernel
 from anytorch.graph.lower import lowered
-from anytorch.graph.partition import Group, Partition, moved_bytes, partition
+from anytorch.graph.partition import Group, Partition, moved_bytes, partition, subgraph
 from anytorch.graph.patterns import OP, PREFIX, Match
 from anytorch.graph.program import Program, Step
 from anytorch.graph.rewrite import rewritten, split_products, split_softmax
@@ -407,6 +407,8 @@ class Search:
             return [_step_facts(program.partition.graph, step) for step in program.steps]
 
         plain = self.plain or partial(reference.evaluate, self.graph)
+        refused = {**refused, **self._slow_when_called(programs, plain, inputs)}
+        programs = {name: one for name, one in programs.items() if name not in refused}
         runs = [Candidate(EAGER, partial(ready, plain, {}))]
         for name, program in programs.items():
             facts = {"steps": steps(program), "digest": self.digests[name]}
@@ -423,6 +425,20 @@ class Search:
             decide=partial(fastest, noise=NOISE),
             quiet=True,
         )
+
+    def _slow_when_called(
+        self, programs: Mapping[str, Program], plain: Callable[..., Any], inputs: Sequence[torch.Tensor]
+    ) -> dict[str, str]:
+        """Programs that take longer than eager torch where nobody records them, as under torch.compile, and by how much."""
+        if not self.quick:
+            return {}
+        runs = {name: partial(program, inputs) for name, program in programs.items()}
+        times = self.clock.times_when_called(runs, partial(plain, inputs))
+        return {
+            name: f"{ratio:.2f} times eager torch's time, launches and all"
+            for name, ratio in times.items()
+            if ratio > 1
+        }
 
     def _again(self, back: Back, verdict: Verdict) -> Found | None:
         """The program that was chosen another time, built from the cache and checked once more; None if it cannot be.
@@ -473,21 +489,3 @@ def _error(answers: Sequence[torch.Tensor], truths: Sequence[torch.Tensor], eage
             raise WrongAnswer(f"an output is off by {own:.3g}; {allowed:.3g} is allowed")
         worst = max(worst, verify.TIMES_EAGER * own / allowed if allowed else 0.0)
     return worst
-
-
-def subgraph(cut: Partition, kernel: Kernel, group: Group) -> Graph:
-    """What one kernel computes, as a graph of its own: its inputs are the buffers it reads, in their order."""
-    builder = Builder()
-    numbers: dict[int, int] = {}
-    for buffer in kernel.buffers:
-        if not buffer.written:
-            node = cut.graph.nodes[buffer.node]
-            numbers[buffer.node] = builder.input(node.shape, node.dtype)
-
-    def build(number: int) -> int:
-        if number not in numbers:
-            node = cut.graph.nodes[number]
-            numbers[number] = builder.add(node.op, *(build(arg) for arg in node.args), **dict(node.attrs))
-        return numbers[number]
-
-    return builder.graph([build(number) for number in group.outputs])

@@ -1,8 +1,8 @@
 """`torch.compile(model, backend="anytorch")`: on the webgpu device, what kernel graphs can express becomes kernels.
 
 The regions, and the search that decides whether our kernels or ATen's compute one, are `graph.compiler`'s; this module says
-which nodes a region may have here, and which ops are taken apart before. Graphs on other devices go there
-as they are.
+which nodes a region may have here, and which ops are taken apart before. `graph.compiler.compile_graph` finds it as
+`torch.webgpu.compile_graph`: that name must not import this package, which would make webgpu torch's accelerator.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ LEAST_OPS = 2  # of a region that are no views: a single op has a kernel of its 
 
 
 def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-    """The back end torch.compile calls."""
-    if not any(isinstance(value, torch.Tensor) and value.device.type == NAME for value in inputs):
-        return kernel_graphs.compile_graph(module, inputs)
+    """A module whose inputs are on this device, compiled."""
     compiler = aot_autograd(fw_compiler=regions, decompositions=decompositions(), keep_inference_input_mutations=True)
     return compiler(module, list(inputs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -43,6 +44,13 @@ def _refuse_frozen_steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: An
 
 class WebgpuModule:
     """One device per process: torch hard-wires that for devices written in Python. ANYTORCH_WEBGPU_ADAPTER chooses it."""
+
+    @staticmethod
+    def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """What torch.compile(backend="anytorch") calls for a graph on this device (`graph.compiler`)."""
+        from anytorch.webgpu import compiler  # slow to import, and few compile
+
+        return compiler.compile_graph(module, inputs)
 
     # --- the device --------------------------------------------------------------------------------------------------
 

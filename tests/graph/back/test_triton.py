@@ -54,9 +54,14 @@ class Function:
 
     def __init__(self, cards: Cards) -> None:
         self.cards, self.launched, self.compiled = cards, [], []  # type: ignore[var-annotated]
+        self.gives: Any = None
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **options: self.launched.append((self.cards.current, grid, args))
+        def launch(*args: Any, **options: Any) -> Any:
+            self.launched.append((self.cards.current, grid, args))
+            return self.gives
+
+        return launch
 
     def warmup(self, *args: Any, **options: Any) -> None:
         self.compiled.append(self.cards.current)
@@ -76,9 +81,9 @@ def function(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> Function:
     return made
 
 
-def _on(index: int, kernel: Kernel) -> list[Any]:
+def _on(index: int, kernel: Kernel, address: int = 0) -> list[Any]:
     """Stand-ins for tensors on a card that this machine does not have."""
-    return [SimpleNamespace(device=torch.device("cuda", index)) for _ in kernel.buffers]
+    return [SimpleNamespace(device=torch.device("cuda", index), data_ptr=lambda: address) for _ in kernel.buffers]
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -90,6 +95,36 @@ def test_a_launch_goes_to_the_device_of_its_tensors(
     ((where, _, args),) = function.launched
     assert where == index and len(args) == len(kernel.buffers)
     assert cards.current == 0 and cards.changes == index  # what is current already is not changed: that takes time
+
+
+class Compiled:
+    """What Triton gives back of a launch: the compiled kernel, which can be launched itself."""
+
+    packed_metadata = ()
+
+    def __init__(self) -> None:
+        self.launched: list[Any] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args: self.launched.append((grid, args))
+
+
+@pytest.mark.parametrize("cuda", ["13.0", None])
+def test_a_kernel_that_was_launched_is_launched_directly(
+    kernel: Kernel, function: Function, monkeypatch: pytest.MonkeyPatch, cuda: str | None
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    function.gives = compiled = Compiled()
+    launch = back.prepare(kernel, schedules(kernel, {})[0])
+    for address in (0, 512, 8, 8):
+        launch(_on(0, kernel, address), {})
+    (_, (programs,), args), *others = function.launched
+    if cuda is None:  # ROCm, XPU, the interpreter
+        assert len(others) == 3 and not compiled.launched
+        return
+    # Tensors that are aligned in another way need code of their own: Triton sees them first.
+    assert len(others) == 1
+    assert [(grid, len(args)) for grid, args in compiled.launched] == [((programs, 1, 1), len(args))] * 2
 
 
 def test_the_counters_of_a_launch_are_on_that_device_too(

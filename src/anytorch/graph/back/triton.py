@@ -28,6 +28,7 @@ from anytorch.graph.loops import Kernel
 
 log = logs.logger(__name__)
 
+MOST_KERNELS = 256  # sizes and alignments that a kernel is kept for
 Launch = Callable[[Sequence[torch.Tensor], Mapping[str, int]], None]
 
 
@@ -52,18 +53,39 @@ def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
     compiler = _options(schedule)
     slot = emit.slot(kernel, schedule) if schedule.parts > 1 else 0
 
+    known_kernels: dict[tuple[Any, ...], tuple[Any, int]] = {}
+
     def launch(tensors: Sequence[torch.Tensor], known: Mapping[str, int]) -> None:
+        device = tensors[0].device
         sizes = [known[name] for name in names]
-        programs = emit.grid(kernel, schedule, dict(known))
+        key = (device, *sizes, *[tensor.data_ptr() & 15 for tensor in tensors])
+        compiled, programs = known_kernels.get(key, (None, 0))
+        if compiled is None:
+            programs = emit.grid(kernel, schedule, dict(known))
         shared: tuple[torch.Tensor, ...] = ()
         if schedule.parts > 1:
-            device = tensors[0].device
             scratch = torch.empty(programs * slot, dtype=torch.float32, device=device)
             shared = (scratch, tickets.take(device, programs // schedule.parts))
-        with _current(tensors[0].device):
-            function[(programs,)](*tensors, *sizes, *shared, **compiler)
+        with _current(device):
+            if compiled is not None:
+                compiled[programs, 1, 1](*tensors, *sizes, *shared)
+                return
+            compiled = function[(programs,)](*tensors, *sizes, *shared, **compiler)
+        if _is_compiled_for_these(compiled):
+            if len(known_kernels) >= MOST_KERNELS:
+                known_kernels.clear()
+            known_kernels[key] = (compiled, programs)
 
     return launch
+
+
+def _is_compiled_for_these(compiled: Any) -> bool:
+    """Does what Triton launched serve all tensors that are aligned alike, with the same sizes?
+
+    Then the next launch goes to it at once: Triton's own way there looks at every argument again, and takes several times as
+    long. Not in the interpreter, which compiles nothing, and not on ROCm, where the size of a tensor's storage matters, too.
+    """
+    return torch.version.cuda is not None and hasattr(compiled, "packed_metadata")
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
