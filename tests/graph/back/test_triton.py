@@ -127,12 +127,34 @@ def test_a_kernel_that_was_launched_is_launched_directly(
     assert [(grid, len(args)) for grid, args in compiled.launched] == [((programs, 1, 1), len(args))] * 2
 
 
+def test_counters_that_are_aligned_in_another_way_need_other_code(
+    kernel: Kernel, function: Function, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = iter([0, 4, 64])
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch, "empty", lambda count, dtype, device: SimpleNamespace(data_ptr=lambda: 0))
+    monkeypatch.setattr(
+        back.tickets, "take", lambda device, count: SimpleNamespace(data_ptr=lambda at=next(addresses): at)
+    )
+    function.gives = compiled = Compiled()
+    blocks = {**schedules(kernel, {})[0].blocks, "r0": 16}
+    launch = back.prepare(kernel, replace(schedules(kernel, {})[0], blocks=blocks, parts=2))
+    for _ in range(3):
+        launch(_on(0, kernel), {})
+    assert len(function.launched) == 2 and len(compiled.launched) == 1
+
+
 def test_the_counters_of_a_launch_are_on_that_device_too(
     kernel: Kernel, function: Function, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(back.tickets, "take", lambda device, count: asked.append((device, count)))
-    monkeypatch.setattr(torch, "empty", lambda *size, dtype, device: asked.append((device, *size)))
+
+    def memory(device: torch.device, count: int, dtype: Any = None) -> Any:
+        asked.append((device, count))
+        return SimpleNamespace(data_ptr=lambda: 0)
+
+    monkeypatch.setattr(back.tickets, "take", memory)
+    monkeypatch.setattr(torch, "empty", lambda count, dtype, device: memory(device, count))
     blocks = {**schedules(kernel, {})[0].blocks, "r0": 16}
     shared = replace(schedules(kernel, {})[0], blocks=blocks, parts=2)
     back.prepare(kernel, shared)(_on(1, kernel), {})

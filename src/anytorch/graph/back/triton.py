@@ -53,19 +53,22 @@ def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
     compiler = _options(schedule)
     slot = emit.slot(kernel, schedule) if schedule.parts > 1 else 0
 
-    known_kernels: dict[tuple[Any, ...], tuple[Any, int]] = {}
+    known_kernels: dict[tuple[Any, ...], Any] = {}
+    grids: dict[tuple[int, ...], int] = {}
 
     def launch(tensors: Sequence[torch.Tensor], known: Mapping[str, int]) -> None:
         device = tensors[0].device
         sizes = [known[name] for name in names]
-        key = (device, *sizes, *[tensor.data_ptr() & 15 for tensor in tensors])
-        compiled, programs = known_kernels.get(key, (None, 0))
-        if compiled is None:
-            programs = emit.grid(kernel, schedule, dict(known))
+        programs = grids.get(key := (*sizes,))
+        if programs is None:
+            programs = grids[key] = emit.grid(kernel, schedule, dict(known))
         shared: tuple[torch.Tensor, ...] = ()
         if schedule.parts > 1:
             scratch = torch.empty(programs * slot, dtype=torch.float32, device=device)
             shared = (scratch, tickets.take(device, programs // schedule.parts))
+        # Triton's code for pointers that are multiples of 16 is wrong for others: counters are not always.
+        key = (device, *sizes, *[tensor.data_ptr() & 15 for tensor in (*tensors, *shared)])
+        compiled = known_kernels.get(key)
         with _current(device):
             if compiled is not None:
                 compiled[programs, 1, 1](*tensors, *sizes, *shared)
@@ -74,7 +77,8 @@ def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
         if _is_compiled_for_these(compiled):
             if len(known_kernels) >= MOST_KERNELS:
                 known_kernels.clear()
-            known_kernels[key] = (compiled, programs)
+                grids.clear()
+            known_kernels[key] = compiled
 
     return launch
 
