@@ -74,6 +74,36 @@ def _rope(interleaved: bool) -> Case:
     return b.graph([b.add("rope", x, cos, sin, interleaved=interleaved or None)]), {"b": 2, "s": 5}
 
 
+def _turned_product(dtype: str = "float32") -> Case:
+    """Heads of a product, turned by position as models write it: halves change places. The last head has none after it."""
+    b = Builder()
+    x, w = b.input(("b", 6, 24), dtype), b.input((32, 24), dtype)
+    cos, sin = b.input((6, 16), dtype), b.input((6, 16), dtype)
+    heads = b.add("reshape", b.add("matmul", x, b.add("permute", w, dims=(1, 0))), shape=(Size.named("b"), 6, 2, 16))
+    heads = b.add("permute", heads, dims=(0, 2, 1, 3))
+    left, right = (b.add("slice", heads, dim=3, start=at, stop=at + 8) for at in (0, 8))
+    swapped = b.add("concat", b.add("neg", right), left, dim=3)
+    return b.graph([b.add("add", b.add("mul", heads, cos), b.add("mul", swapped, sin))]), {"b": 2}
+
+
+def _joined_products() -> Case:
+    """Products of three widths beside one another, none a multiple of the one before."""
+    b = Builder()
+    x = b.input(("b", 20), "float32")
+    return b.graph([b.add("concat", *(b.add("matmul", x, b.input((20, n), "float32")) for n in (5, 9, 4)), dim=1)]), {
+        "b": 3
+    }
+
+
+def _joined_repeats() -> Case:
+    """A concat along two axes that were one, of something that changes with one of them alone."""
+    b = Builder()
+    x, y = b.input((3, 1), "float32"), b.input((8, 4), "float32")
+    wide = b.add("reshape", b.add("expand", x, shape=(3, 4)), shape=(12,))
+    joined = b.add("concat", b.add("reshape", y, shape=(32,)), wide, dim=0)
+    return b.graph([b.add("exp", b.add("reshape", joined, shape=(11, 4)))]), {}
+
+
 def _functions() -> Case:
     b = Builder()
     x, y = b.input((6, 50), "float32"), b.input((50,), "float32")
@@ -124,6 +154,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "layer norm": lambda: _rows("layer_norm"),
     "rope": lambda: _rope(interleaved=False),
     "rope of pairs": lambda: _rope(interleaved=True),
+    "product and rope": _turned_product,
+    "product and rope in bfloat16": lambda: _turned_product("bfloat16"),
+    "joined products": _joined_products,
+    "joined repeats": _joined_repeats,
     "functions": _functions,
     "views": _views,
     "several outputs": _several,

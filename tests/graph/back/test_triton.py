@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -134,7 +135,7 @@ def test_counters_that_are_aligned_in_another_way_need_other_code(
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "empty", lambda count, dtype, device: SimpleNamespace(data_ptr=lambda: 0))
     monkeypatch.setattr(
-        back.tickets, "take", lambda device, count: SimpleNamespace(data_ptr=lambda at=next(addresses): at)
+        back.tickets, "take", lambda device, count: SimpleNamespace(data_ptr=partial(int, next(addresses)))
     )
     function.gives = compiled = Compiled()
     blocks = {**schedules(kernel, {})[0].blocks, "r0": 16}

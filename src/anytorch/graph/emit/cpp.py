@@ -1,9 +1,8 @@
 """C++ text of a kernel: a function that computes a range of work items, with vectors along some axes and tiles in registers.
 
 A tile's points along an axis are unrolled into the text, so that sums stay in registers; along a vector axis a point is a
-vector of W floats, whatever W is where the text is compiled. Each loop is written twice: for whole tiles, and for what is
-left over. As in Triton's text, values stand in the outermost scope that has all they depend on, and sums that a running
-maximum only scales share its loop.
+vector of W floats, whatever W is where the text is compiled. Each loop is written twice: for whole tiles, and for the rest.
+As in Triton's text, values stand in the outermost scope that has all they depend on, and sums share a maximum's loop.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from anytorch.graph.emit import cpp_functions as functions
 from anytorch.graph.emit.cpp_functions import TYPES, Body, CannotVectorize, literal, neutral, number, plus, text_of
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import Scope, maxima, outermost, sizes_of, together, whole_numbers
-from anytorch.graph.loops import Expr, Index, Kernel, Part, Reduction, Store
+from anytorch.graph.indices import Index, Part
+from anytorch.graph.loops import Expr, Kernel, Reduction, Store
 from anytorch.graph.sizes import SizeLike, at
 
 STAGE = 64  # rounds of a long sum that are summed by themselves

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from anytorch.graph.loops import Expr, Index, Kernel, Store
+from anytorch.graph.indices import Index
+from anytorch.graph.loops import Expr, Kernel, Store
 
 
 def flattened(kernel: Kernel) -> Kernel:

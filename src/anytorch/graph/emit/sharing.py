@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from anytorch.graph.loops import Expr, Index, Kernel, Part, Reduction
+from anytorch.graph.indices import Index, Part
+from anytorch.graph.loops import Expr, Kernel, Reduction
 from anytorch.graph.sizes import Size
 
 

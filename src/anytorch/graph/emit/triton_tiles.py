@@ -5,7 +5,8 @@ from __future__ import annotations
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import Scope
 from anytorch.graph.emit.triton_functions import Order, spread
-from anytorch.graph.loops import Index, Kernel, Part
+from anytorch.graph.indices import Index, Part
+from anytorch.graph.loops import Kernel
 from anytorch.graph.sizes import Size, SizeLike
 
 

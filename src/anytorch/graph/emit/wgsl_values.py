@@ -20,7 +20,8 @@ from anytorch.graph.emit.wgsl_functions import (
     rounded,
     size_text,
 )
-from anytorch.graph.loops import Expr, Index, Kernel, Part, Reduction
+from anytorch.graph.indices import Index, Part
+from anytorch.graph.loops import Expr, Kernel, Reduction
 from anytorch.graph.sizes import SizeLike, product
 
 MOST_SUMS = 128  # of a thread, held at once
