@@ -22,9 +22,12 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from anytorch import logs, settings
 from anytorch.graph import records, reference, verify
+from anytorch.graph.calls import cheaper
+from anytorch.graph.faster import Faster
 from anytorch.graph.in_place import IN_PLACE, with_changes
 from anytorch.graph.ir import Graph
 from anytorch.graph.search import Found, Search
+from anytorch.graph.sizes import names_of
 from anytorch.graph.tracer import Untraceable
 from anytorch.graph.tracing import RULES, SEVERAL, is_traceable, traced
 
@@ -42,10 +45,11 @@ def compile_graph(module: GraphModule, inputs: Sequence[Any], **options: Any) ->
             found: Callable[..., Any] = own(module, inputs)
             return found
     compiler = aot_autograd(
-        fw_compiler=with_regions, decompositions=decompositions(), keep_inference_input_mutations=True
+        fw_compiler=partial(with_regions, settle=cheaper),
+        decompositions=decompositions(),
+        keep_inference_input_mutations=True,
     )
-    made: Callable[..., Any] = compiler(module, list(inputs))
-    return made
+    return Faster(module.forward, compiler(module, list(inputs)))
 
 
 def decompositions() -> dict[Any, Any]:
@@ -73,9 +77,11 @@ def with_regions(
     supports: Callable[[Node], bool] = is_traceable,
     least: int = 0,
     joins: bool = False,
+    settle: Callable[[GraphModule], object] = GraphModule.recompile,
 ) -> Any:
     """The module with regions in place of what they compute: of nodes that a device `supports`, `least` or more of them
-    no views. `joins`: as few regions as there can be, for a device where a launch costs more than a kernel."""
+    no views. `joins`: as few regions as there can be, for a device where a launch costs more than a kernel. `settle` is
+    called with what torch computes: all that is in no region, and regions, which torch may be faster at."""
     changing = with_changes(module)
     partitioner = CapabilityBasedPartitioner(module, _Supported(supports), allows_single_node_partition=False)
     proposed = partitioner.propose_partitions()
@@ -93,10 +99,11 @@ def with_regions(
                 if sum(one.kind not in ("input", "view") for _, one in graph) < least:
                     continue
                 setattr(made, node.target, Region(inner, graph))
+                settle(inner)
                 count += 1
             except Untraceable as exc:
                 log.info("a region stays with ATen: %s", exc)
-    made.recompile()
+    settle(made)
     log.debug("a graph of %d nodes: %d regions", len(list(made.graph.nodes)), count)
     return make_boxed_func(changing(made.forward))
 
@@ -184,9 +191,11 @@ class Region(torch.nn.Module):
         self._copied = [_is_copy_of_an_input(one) for one in results]
         self._chosen: dict[tuple[Any, ...], Found] = {}
         self._by_magnitude: dict[tuple[Any, ...], Found] = {}
+        # torch.compile calls a graph without named sizes with one kind of inputs.
+        self._is_fixed = not any(names_of(graph.nodes[number].shape) for number in graph.inputs)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        key = (inputs[0].device, *[tensor.shape for tensor in inputs])
+        key = () if self._is_fixed else (inputs[0].device, *[tensor.shape for tensor in inputs])
         found = self._chosen.get(key)
         if found is None:
             if len(self._chosen) >= MOST_SIZES:

@@ -1,0 +1,103 @@
+"""A compiled graph beside the one it was made from: whichever takes less time as it is called, launches and all.
+
+Regions are chosen one by one. What lies between them is called by Python, where eager torch's own modules and its autograd
+are C++ in part: a small model of which nothing is fused would be slower compiled than not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from anytorch import logs, settings
+from anytorch.devices.oom import is_out_of_memory
+from anytorch.devices.stopwatch import stopwatch_of
+
+log = logs.logger(__name__)
+
+ROUNDS, CALLS = 5, 3  # of each, in turns
+GAIN = 0.99  # of eager torch's time: what is no faster is not worth its memory
+
+
+class Faster:
+    """Calls `ours` once, times both on copies of what it was called with, and is the faster one from then on."""
+
+    def __init__(self, plain: Callable[..., Any], ours: Callable[..., Any]) -> None:
+        self._plain, self._ours = plain, ours
+        self._chosen: Callable[..., Any] | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self._chosen is not None:
+            return self._chosen(*inputs)
+        before = _versions(inputs)
+        made = self._ours(*inputs)
+        devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
+        if before is None or len(devices) != 1 or _is_being_recorded(*devices):
+            return made  # another call may be one that can be repeated
+        changed = [first != second for first, second in zip(before, _versions(inputs) or (), strict=True)]
+        try:
+            self._chosen = self._measured(inputs, changed, *devices)
+        except Exception as exc:
+            if not is_out_of_memory(exc):
+                raise
+            log.info("compiled and eager were not compared: no memory for a second run")
+            self._chosen = self._ours
+        return made
+
+    def _measured(self, inputs: Sequence[Any], changed: Sequence[bool], device: torch.device) -> Callable[..., Any]:
+        seconds = stopwatch_of(device).seconds
+        limit = time.perf_counter() + float(settings.get("measure_s"))
+        sides = {"eager torch": self._plain, "kernel graphs": self._ours}
+        least = dict.fromkeys(sides, float("inf"))
+        accelerators = [] if device.type == "cpu" else [device.index or 0]
+        with torch.random.fork_rng(accelerators, device_type=device.type if accelerators else "cuda"):
+            for run in sides.values():  # what is compiled at the first call is compiled now
+                _step(run, inputs, changed)
+            for number in range(ROUNDS):
+                for name, run in sides.items():
+                    took = seconds(lambda run=run: _step(run, inputs, changed), CALLS)  # type: ignore[misc]
+                    least[name] = min(least[name], took)
+                if number and time.perf_counter() > limit:
+                    break
+        chosen = "kernel graphs" if least["kernel graphs"] < GAIN * least["eager torch"] else "eager torch"
+        log.info("%s: %s", chosen, ", ".join(f"{name} {took * 1e3:.3g} ms" for name, took in least.items()))
+        return sides[chosen]
+
+
+def _versions(inputs: Sequence[Any]) -> list[int] | None:
+    """How often each has been written to; None where torch does not count that (in inference mode)."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    if any(value.is_inference() for value in tensors):
+        return None
+    return [value._version if isinstance(value, torch.Tensor) else 0 for value in inputs]
+
+
+def _is_being_recorded(device: torch.device) -> bool:
+    module = torch.get_device_module(device)
+    return bool(getattr(module, "is_current_stream_capturing", lambda: False)())
+
+
+def _step(run: Callable[..., Any], inputs: Sequence[Any], changed: Sequence[bool]) -> None:
+    """One call, and its gradients where some are asked for, on leaves of its own: nobody's `.grad` and no hook is touched,
+    and what the graph writes to is a copy."""
+    leaves = []
+    for value, written in zip(inputs, changed, strict=True):
+        if not isinstance(value, torch.Tensor):
+            leaves.append(value)
+            continue
+        leaf = value.detach().clone() if written else value.detach()
+        leaves.append(leaf.requires_grad_(value.requires_grad))
+    made = run(*leaves)
+    if not torch.is_grad_enabled():
+        return
+    wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    results = [one for one in _tensors(made) if one.requires_grad]
+    if wanted and results:
+        torch.autograd.grad(results, wanted, [torch.ones_like(one) for one in results], allow_unused=True)
+
+
+def _tensors(made: Any) -> list[torch.Tensor]:
+    return [one for one in (made if isinstance(made, (list, tuple)) else [made]) if isinstance(one, torch.Tensor)]
