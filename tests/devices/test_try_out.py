@@ -138,7 +138,11 @@ def test_the_report_is_remembered_until_something_changes(monkeypatch: pytest.Mo
 
 def test_only_what_a_device_depends_on_is_tried_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = try_out.cache_key(snapshot())
-    for variable, value in (("ANYTORCH_LOG_LEVEL", "DEBUG"), ("ANYTORCH_MEASURE_S", "0.5"), ("ANYTORCH_BACKEND", "mps")):
+    for variable, value in (
+        ("ANYTORCH_LOG_LEVEL", "DEBUG"),
+        ("ANYTORCH_MEASURE_S", "0.5"),
+        ("ANYTORCH_BACKEND", "mps"),
+    ):
         monkeypatch.setenv(variable, value)
     (tmp_path / "another.toml").write_text("[settings]\nstrict = true\n")
     monkeypatch.setenv("ANYTORCH_CONFIG", str(tmp_path / "another.toml"))
