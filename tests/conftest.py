@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,11 @@ from typing import Any, NoReturn
 import pytest
 
 from anytorch import settings
+
+# Read by OpenMP when torch is loaded, here and in the processes that tests start. Its threads wait for work by turning in
+# circles, which is quick where each has a core of its own: beside other processes they take the core from who has work.
+# Measured on two busy cores, a part of tests/memory/test_training.py: 77 s of a core, and 16 s where they sleep.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _load(path: Path) -> ModuleType:
@@ -115,6 +121,27 @@ def shared_libraries(isolation: None, tmp_path: Path) -> Path:
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`shared_cache(name)`: a cache folder for the tests that name it. Devices are tried once, which takes five seconds."""
     return lambda name: with_libraries(tmp_path_factory.getbasetemp() / f"cache-{name}")
+
+
+@pytest.fixture
+def no_vulkan(isolation: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a Vulkan driver: trying the software one takes three seconds of a core, of five."""
+    monkeypatch.setenv("VK_ICD_FILENAMES", str(tmp_path / "no-vulkan-driver.json"))
+
+
+@pytest.fixture
+def tried(isolation: None, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The devices have been tried, as on any machine in use: for tests of something else than the trial itself."""
+    from anytorch.devices.try_out import try_out
+    from anytorch.probe import snapshot
+
+    kept, mine = tmp_path_factory.getbasetemp() / "tried-devices.json", tmp_path / "anytorch-cache" / "devices.json"
+    if kept.exists():
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(kept, mine)
+    else:
+        try_out(snapshot())
+        shutil.copy(mine, kept)
 
 
 def missing(what: str, reason: str) -> NoReturn:

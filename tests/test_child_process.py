@@ -80,9 +80,12 @@ def test_the_limit_ends_the_child_and_what_it_started(asked: Ask) -> None:
         out.flush()
         time.sleep(600)
     """
-    began = time.monotonic()
-    lines, end = asked(body, limit_s=20.0)
-    assert end == "timed-out" and time.monotonic() - began < 60
+    for limit_s in (2.0, 20.0):  # again where a busy machine did not come so far
+        began = time.monotonic()
+        lines, end = asked(body, limit_s=limit_s)
+        assert end == "timed-out" and time.monotonic() - began < limit_s + 40
+        if lines:
+            break
     assert all(is_gone(pid) for pid in lines[0])
 
 

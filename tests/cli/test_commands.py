@@ -44,7 +44,7 @@ def test_doctor_status_follows_errors_and_warnings_not_notes(cli: Callable[..., 
     assert ("no problem found" in words.out) is (words.status == 0)
 
 
-def test_doctor_with_the_child(cli: Callable[..., Any]) -> None:
+def test_doctor_with_the_child(cli: Callable[..., Any], no_vulkan: None) -> None:
     document = cli("--json", "doctor").document
     assert document["tried"] is True and "cpu" in document["usable"]
 
@@ -55,7 +55,9 @@ def test_doctor_explains_a_code(cli: Callable[..., Any]) -> None:
     assert cli("--json", "doctor", "cpu-only-wheel").document["page"].strip() == answer.out.strip()
 
 
-def test_doctor_survives_a_broken_plugin(broken_torch_plugin: Path, process: Callable[..., Any]) -> None:
+def test_doctor_survives_a_broken_plugin(
+    broken_torch_plugin: Path, process: Callable[..., Any], no_vulkan: None
+) -> None:
     env = {"PYTHONPATH": f"{broken_torch_plugin}{os.pathsep}{SOURCES}"}
     answer = process("--json", "doctor", env=env)
     assert answer.status == 1
@@ -125,7 +127,9 @@ def failing_torch_backend(folder: Path) -> Path:
     return folder
 
 
-def test_a_failure_keeps_its_message_and_traceback(tmp_path: Path, process: Callable[..., Any]) -> None:
+def test_a_failure_keeps_its_message_and_traceback(
+    tmp_path: Path, process: Callable[..., Any], no_vulkan: None
+) -> None:
     env = {"PYTHONPATH": f"{failing_torch_backend(tmp_path / 'odd')}{os.pathsep}{SOURCES}"}
     document = process("--json", "doctor", env=env).document
     finding = next(f for f in document["findings"] if f["code"] == "backend-failed")
@@ -317,7 +321,7 @@ def test_config_save_and_load_need_a_file(cli: Callable[..., Any], tmp_path: Pat
 # --- demo -----------------------------------------------------------------------------------------------------------
 
 
-def test_demo_trains_on_every_usable_device(cli: Callable[..., Any]) -> None:
+def test_demo_trains_on_every_usable_device(cli: Callable[..., Any], tried: None) -> None:
     answer = cli("demo", "--backend", "all", "--iterations", "6")
     assert answer.status == 0, answer.err
     for words in ("devices", "learning to sort digits", "cpu", "agree with fp64", "what next", "anytorch doctor"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("tried")  # the trial itself is tests/devices/test_try_out.py
 
 
 def run(*arguments: str) -> str:

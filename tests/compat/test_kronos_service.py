@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("tried")  # the trial itself is tests/devices/test_try_out.py
 FOLDER = ROOT / "compat" / "gitSource"
 pytest.importorskip("uvicorn")
 

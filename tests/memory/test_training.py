@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import os
 import signal
-import subprocess
-import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -397,13 +395,14 @@ def test_a_model_that_is_not_fitted(model: Model) -> None:
 
 
 PROGRAM = """
-    import sys, torch, anytorch
+    import os, signal, sys, threading
+    import torch, anytorch
     sys.path.insert(0, {tests!r})
     import test_training as t
     from anytorch.memory import TieredOptimizer, resume_training, save_training
 
     torch.set_num_threads(1)
-    folder, steps, slow = sys.argv[1], int(sys.argv[2]), len(sys.argv) > 3
+    folder, steps, killed = {folder!r}, 6, {killed!r}
     torch.manual_seed(0)
     model = t.Model()
     anytorch.memory.fit(model, "cpu", disk=folder + "/disk", **t.TWO_LEVELS)
@@ -412,13 +411,15 @@ PROGRAM = """
     first = state["step"] if state else 0
     if not state:
         torch.manual_seed(1)
-    if slow:
+    if killed:
         import anytorch.memory.resume as r
-        whole = r.write_shard
-        def tell(path, tensors):
-            print("writing", flush=True)
+        whole, written = r.write_shard, []
+        def last(path, tensors):
+            written.append(path)
+            if len(written) == 14:  # somewhere in the third checkpoint
+                threading.Timer(0.002, os.kill, (os.getpid(), signal.SIGKILL)).start()
             return whole(path, tensors)
-        r.write_shard = tell
+        r.write_shard = last
     for k in range(first, steps):
         loss = t.loss_of(model, t.BATCHES[k % 4])
         loss.backward()
@@ -429,23 +430,18 @@ PROGRAM = """
 """
 
 
-def test_killed_while_it_saves_and_resumed(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM).format(tests=str(Path(__file__).parent)))
-
-    def start(folder: str, *more: str) -> subprocess.Popen[str]:
+def test_killed_while_it_saves_and_resumed(tmp_path: Path, run_python: Callable[..., Any]) -> None:
+    def run(folder: str, killed: bool = False) -> list[str]:
         (tmp_path / folder).mkdir(exist_ok=True)
-        command = [sys.executable, str(program), str(tmp_path / folder), "6", *more]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        values = {"tests": str(Path(__file__).parent), "folder": str(tmp_path / folder), "killed": killed}
+        done = run_python(textwrap.dedent(PROGRAM).format(**values), warm=True, check=False)
+        assert done.returncode == (-signal.SIGKILL if killed else 0), done.stderr
+        said: list[str] = done.stdout.split()
+        return said
 
-    whole = start("whole").communicate(timeout=300)[0].split()
-    killed = start("killed", "tell")
-    assert killed.stdout is not None
-    for _ in range(14):  # somewhere in the third checkpoint
-        assert killed.stdout.readline()
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    resumed = start("killed").communicate(timeout=300)[0].split()
+    whole = run("whole")
+    assert not run("killed", killed=True)
+    resumed = run("killed")
     assert 0 < int(resumed[1]) < 6
     assert resumed[2:] == whole[2:]
     assert not list((tmp_path / "killed" / "run").glob(".step-*"))

@@ -37,6 +37,7 @@ def outcomes(folder: Path, require: str) -> dict[str, str]:
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -rA -p no:cacheprovider --import-mode=importlib\n")
     env = {**os.environ, "ANYTORCH_TEST_REQUIRE": require, "ANYTORCH_BACKEND": "xpu", "KRONOS_DEVICE": "mps"}
     env["PYTHONPATH"] = str(TESTS.parent / "src")
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they import for seconds, and none of them is asked
     done = subprocess.run(
         [sys.executable, "-m", "pytest", str(folder)], env=env, cwd=folder, capture_output=True, text=True, check=False
     )

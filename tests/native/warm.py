@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 LATER = ("ANYTORCH_", "YIRAGE_", "TRITON_INTERPRET", "TRITON_CACHE_DIR", "FOLDERS", "PYTHONPATH", "PYTEST_CURRENT_TEST")
+LATER += ("VK_ICD_FILENAMES",)
 
 # The child leaves the loop and runs its script at the end of this one, so that it ends as every Python process ends.
 SERVER = """

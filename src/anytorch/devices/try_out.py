@@ -23,6 +23,11 @@ log = logs.logger(__name__)
 
 ENTRY = "anytorch.devices.child:main"
 
+# Settings that say nothing about what a device can do: a shell that sets one of their variables need not wait for
+# another trial. What a settings file may say of devices is in the key by its value, wherever the file is.
+ASIDE = ("backend", "strict", "log_level", "probe_timeout_s", "mode", "measure_kernels", "measure_s", "save_kernels")
+ASIDE += ("trust_cache", "api_key_file", "config_file", "cache_dir")
+
 
 def try_out(hardware: Hardware, *, refresh: bool = False) -> TorchReport:
     """The report of trying torch and every back end on this machine; from the cache if nothing has changed.
@@ -62,6 +67,7 @@ def cache_key(hardware: Hardware) -> str:
     wheel = hardware.torch
     version_file = Path(wheel.path) / "version.py" if wheel else None
     stamp = version_file.stat().st_mtime_ns if version_file and version_file.is_file() else None
+    aside = {variable for name in ASIDE for variable in settings.SETTINGS[name].env}
     parts = [
         __version__,
         sys.executable,
@@ -71,11 +77,11 @@ def cache_key(hardware: Hardware) -> str:
         wheel.version if wheel else None,
         stamp,
         as_json(hardware.packages),
-        dict(hardware.env),
+        {name: value for name, value in hardware.env.items() if name not in aside},
         [(gpu.vendor, gpu.pci, gpu.uuid, gpu.driver) for gpu in hardware.gpus],
         [icd.path for icd in hardware.graphics.vulkan_icds],
         sorted(registry().errors),
-        settings.get("plugins"),
+        [settings.get(name) for name in ("plugins", "webgpu_adapter", "webgpu_memory")],
     ]
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
 
