@@ -21,10 +21,8 @@ def _bound(*names: str) -> dict[Any, Callable[..., Any]]:
     found: dict[Any, Callable[..., Any]] = {}
     for name in names:
         packet = getattr(aten, name)
-        for place in (torch._C._VariableFunctions, torch._C._nn):
-            if (function := getattr(place, name, None)) is not None:
-                found.update((getattr(packet, overload), function) for overload in packet.overloads())
-                break
+        place = torch._C._VariableFunctions if hasattr(torch._C._VariableFunctions, name) else torch._C._nn
+        found.update((getattr(packet, overload), getattr(place, name)) for overload in packet.overloads())
     return {op: function for op, function in found.items() if not op._schema.is_mutable}
 
 
@@ -45,8 +43,8 @@ CHEAP: Mapping[Any, Callable[..., Any]] = {
             "linear",
         ),
         *("add", "sub", "mul", "div", "neg", "exp", "rsqrt", "pow", "sqrt", "tanh", "sigmoid", "relu", "gelu", "silu"),
-        *("mean", "sum", "amax", "native_layer_norm", "native_layer_norm_backward", "convolution", "reshape"),
-        *("gelu_backward", "silu_backward", "threshold_backward", "embedding", "where", "eq", "lt", "gt", "le", "ge"),
+        *("mean", "sum", "amax", "native_layer_norm", "convolution", "reshape"),
+        *("embedding", "where", "eq", "lt", "gt", "le", "ge"),
     ),
     aten.view.default: torch.Tensor.view,
     aten._unsafe_view.default: torch.Tensor.view,

@@ -35,9 +35,9 @@ class Faster:
         before = _versions(inputs)
         made = self._ours(*inputs)
         devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
-        if before is None or len(devices) != 1 or _is_being_recorded(*devices):
+        if len(devices) != 1 or _is_being_recorded(*devices):
             return made  # another call may be one that can be repeated
-        changed = [first != second for first, second in zip(before, _versions(inputs) or (), strict=True)]
+        changed = [first is None or first != second for first, second in zip(before, _versions(inputs), strict=True)]
         try:
             self._chosen = self._measured(inputs, changed, *devices)
         except Exception as exc:
@@ -67,12 +67,11 @@ class Faster:
         return sides[chosen]
 
 
-def _versions(inputs: Sequence[Any]) -> list[int] | None:
-    """How often each has been written to; None where torch does not count that (in inference mode)."""
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    if any(value.is_inference() for value in tensors):
-        return None
-    return [value._version if isinstance(value, torch.Tensor) else 0 for value in inputs]
+def _versions(inputs: Sequence[Any]) -> list[int | None]:
+    """How often each has been written to; None where torch does not count that (tensors made in inference mode)."""
+    return [
+        (None if value.is_inference() else value._version) if isinstance(value, torch.Tensor) else 0 for value in inputs
+    ]
 
 
 def _is_being_recorded(device: torch.device) -> bool:
