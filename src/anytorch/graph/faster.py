@@ -52,8 +52,10 @@ class Faster:
         limit = time.perf_counter() + float(settings.get("measure_s"))
         sides = {"eager torch": self._plain, "kernel graphs": self._ours}
         least = dict.fromkeys(sides, float("inf"))
-        accelerators = [] if device.type == "cpu" else [device.index or 0]
-        with torch.random.fork_rng(accelerators, device_type=device.type if accelerators else "cuda"):
+        kept: dict[str, Any] = {"devices": []}
+        if device.type != "cpu":
+            kept = {"devices": [device.index or 0], "device_type": device.type}
+        with torch.random.fork_rng(**kept):
             for run in sides.values():  # what is compiled at the first call is compiled now
                 _step(run, inputs, changed)
             for number in range(ROUNDS):
