@@ -224,6 +224,9 @@ INTERPRETED = [
         "gated mlp",
         "lora",
         "linear with a transposed weight",
+        "product and rope",
+        "joined products",
+        "joined repeats",
         "attention with order",
     ),
     *("softmax", "layer norm", "rope", "functions", "views", "several outputs", "bytes as weights"),
@@ -266,7 +269,7 @@ def test_a_maximum_of_numbers_that_are_none_is_none(
 
 SHARED = [
     *("rms norm and product", "one row times a matrix", "gated mlp", "lora", "attention with order"),
-    *("softmax", "attention with lengths", "layer norm"),
+    *("softmax", "attention with lengths", "layer norm", "product and rope", "joined products"),
 ]
 
 

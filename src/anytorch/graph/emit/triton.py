@@ -228,10 +228,12 @@ class _Writer(Tiles):
                 "sums and maxima of whole numbers are left to torch: a float holds 24 bits of them"
             )
         looped = [axis for axis in reduction.over if axis in self.looped]
+        kept, self.guards = self.guards, ()  # it is computed for all who need it, those under other guards included
         if not looped:
             self._at_once(reduction, order)
         else:
             self._loop(looped[0], self._together(reduction))
+        self.guards = kept
         return self.reduced(reduction, wanted)
 
     def _at_once(self, reduction: Reduction, order: Order) -> None:
