@@ -146,7 +146,7 @@ def child(one: kit.Target, findings: Path, options: list[str]) -> None:
     def changed(data: bytes, most: int, seed: int) -> bytes:
         return mutated(one.form, data, most, seed, one.words, atheris.Mutate)
 
-    arguments = [sys.argv[0], f"-max_len={one.longest}", f"-timeout={one.timeout_s}", *options]
+    arguments = [sys.argv[0], f"-max_len={one.longest}", f"-timeout={one.timeout_s}", "-len_control=0", *options]
     atheris.Setup(arguments, run, custom_mutator=changed)
     atheris.Fuzz()
 

@@ -69,8 +69,8 @@ def keys(data: bytes) -> None:
 
 YAML = (
     "data:\n", "  lookback_window: ", "  data_path: ", "training:\n", "  batch_size: ", "model_paths:\n", "  base_path: ",
-    "1e400", ".inf", ".nan", "&a ", "*a", "!!python/object:os.system", "2024-01-01", "? ", "[", "{", "~", "true", "- ", "|\n",
-    "9" * 400,
+    "1e400", ".inf", ".nan", "&a ", "*a", "!!python/object:os.system", "2024-01-01", "? ", "[", "{", "~", "true", "- ",
+    "|\n", "9" * 400,
 )  # fmt: skip
 
 
