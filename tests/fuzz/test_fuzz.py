@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -112,13 +113,59 @@ def test_a_folder_has_only_the_names_that_are_allowed() -> None:
     assert [path.name for path in kit.scratch.folder(b"\xff", ("a.json",)).iterdir()] == ["a.json"]
 
 
+def require_atheris(missing: Callable[[str, str], NoReturn]) -> None:
+    if importlib.util.find_spec("atheris") is None:
+        missing("atheris", "pip install --group fuzz (Linux, Python 3.11 to 3.13)")
+
+
+PLANTED = """
+#include <thread>
+
+#include "fuzz.h"
+
+static int shared = 0;
+
+int one(const uint8_t* data, size_t size) {
+  uint32_t word = 0;
+  if (size < 5 || data[0] != 'H') return 0;
+  memcpy(&word, data + 1, 4);
+  if (word != 0x12345678) return 0;  // found by its comparison, not by chance
+#if defined(__SANITIZE_THREAD__)
+  std::thread other([] { shared++; });
+  shared++;
+  other.join();
+#else
+  Exact<int> few(3);
+  volatile int beyond = few[3];
+  (void)beyond;
+#endif
+  return 0;
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sanitizers", "told"), [(build.ASAN, b"heap-buffer-overflow"), (build.TSAN, b"ThreadSanitizer: data race")]
+)
+def test_a_planted_mistake_is_found(
+    sanitizers: tuple[str, ...], told: bytes, tmp_path: Path, missing: Callable[[str, str], NoReturn]
+) -> None:
+    """Coverage and comparisons lead to it, and the sanitizer sees it: else all those runs without a finding say nothing."""
+    require_atheris(missing)
+    (tmp_path / "planted.cpp").write_text(PLANTED)
+    program = build.built(build.Native("planted", (), sanitizers, folder=tmp_path), tmp_path)
+    command = [str(program), "-max_len=64", "-max_total_time=120", f"-artifact_prefix={tmp_path}/"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=600, env={**os.environ, **build.OPTIONS})
+    assert done.returncode != 0 and told in done.stderr, done.stderr[-2000:].decode(errors="replace")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["python", "native"])
 def test_seconds_of_new_inputs_find_nothing(
     group: str, tmp_path: Path, missing: Callable[[str, str], NoReturn]
 ) -> None:
-    if importlib.util.find_spec("atheris") is None:
-        missing("atheris", "pip install --group fuzz (Linux, Python 3.11 to 3.13)")
+    require_atheris(missing)
     command = [sys.executable, "-m", "tests.fuzz.run", group, "--seconds", SECONDS, "--home", str(tmp_path)]
     done: Any = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr

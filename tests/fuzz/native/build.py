@@ -43,7 +43,7 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Native:
-    """`driver` is a file beside this one; `sources` are ours, below src/anytorch, compiled as they are."""
+    """`driver` includes the first of `sources`, which are ours, below src/anytorch; the others are linked to it."""
 
     name: str
     sources: tuple[str, ...]
@@ -51,11 +51,11 @@ class Native:
     flags: tuple[str, ...] = ()
     longest: int = 512
     timeout_s: int = 20
-    arguments: tuple[str, ...] = ()
+    folder: Path = HERE  # of the driver
 
     @property
     def driver(self) -> Path:
-        return HERE / f"{self.name}.cpp"
+        return self.folder / f"{self.name}.cpp"
 
 
 KEPT_NBYTES = 6_000  # of a target's corpus in the repository

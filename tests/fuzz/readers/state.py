@@ -6,6 +6,9 @@ import io
 import json
 import warnings
 import zipfile
+from functools import cache
+from typing import Any
+from unittest import mock
 
 import torch
 
@@ -14,6 +17,9 @@ from anytorch.cache import Store
 from anytorch.cli.commands import config as config_command
 from anytorch.cli.settings import check_settings_file
 from anytorch.devices.bench import results
+from anytorch.devices.try_out import report_from_json
+from anytorch.devices.tune import store as tuning
+from anytorch.devices.types import Candidate
 from anytorch.errors import CacheError, ConfigError, GraphError, ModelError, UnknownDevice, UsageError
 from anytorch.files import parse_json
 from anytorch.forecast.training import store as training
@@ -21,6 +27,7 @@ from anytorch.graph import records
 from anytorch.graph.capture import KernelGraph
 from anytorch.graph.ir import Graph
 from anytorch.measured import store as measured
+from anytorch.measured.machine import identity, key_of
 from anytorch.memory import manifest, resume
 from anytorch.memory.sizes import parse_nbytes
 from anytorch.probe.collect import collect
@@ -40,6 +47,35 @@ def settings_file(data: bytes) -> None:
     check_settings_file(found, path)
     for name, value in found.get("settings", {}).items():
         settings.parse_setting(name, value)
+
+
+@cache
+def machine() -> dict[str, Any]:
+    return identity()
+
+
+@target(
+    "tuned",
+    "text",
+    errors=(ConfigError,),
+    words=(*TOML, 'key = "KEY"\n', "batch_size = ", "device = ", "measured", "machine"),
+)
+def tuned_tables(data: bytes) -> None:
+    """What was tuned is trusted or not, or the settings file is refused; KEY stands for this machine's own key."""
+    path = scratch.file("config.toml", data.replace(b"KEY", key_of(machine()).encode()))
+    candidate = Candidate("cpu", "cpu", 0, "CPU", "usable", 0)
+    with settings.use(config_file=str(path)), mock.patch.object(tuning, "identity", machine):
+        found = tuning._tuned(candidate)
+        assert found is None or isinstance(found.settings, dict)
+        for name in tuning.SETTINGS:
+            tuning.trusted_setting(name)
+
+
+@target("device_report", "json", errors=(TypeError, ValueError, AttributeError, KeyError))
+def device_report(data: bytes) -> None:
+    """A cached report of tried devices is one, or raises what `try_devices` catches to try them again."""
+    report = report_from_json(parse_json(data))
+    assert all(isinstance(one.devices, tuple) for one in report.backends.values())
 
 
 @target("settings_json", "json", errors=(ConfigError,))
@@ -71,7 +107,7 @@ def sizes(data: bytes) -> None:
 
 
 @target("cache", "json", errors=(CacheError,))
-def cache(data: bytes) -> None:
+def cache_file(data: bytes) -> None:
     """A cache's file is a dictionary of entries, or a CacheError, and is then left as it was."""
     path = scratch.file("devices.json", data)
     store = Store("devices", path.parent)

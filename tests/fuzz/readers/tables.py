@@ -10,6 +10,7 @@ from anytorch.forecast.candles.read import read_candles
 from anytorch.forecast.candles.tables import parse_given
 from anytorch.serve.keys import read_keys
 from anytorch.text.embed.files_read import FORMATS, Source
+from anytorch.text.embed.files_write import read_facts
 from tests.fuzz.kit import scratch, target
 
 CELLS = (
@@ -58,6 +59,13 @@ def texts(data: bytes) -> None:
     rows = sum(len(chunk.texts) for chunk in chunks)
     assert source.total() in (None, rows)
     assert sum(len(chunk.texts) for chunk in source.chunks(3, skip=1)) == max(0, rows - 1)
+
+
+@target("facts", errors=())
+def facts(data: bytes) -> None:
+    """What a finished file of vectors says about its making is a dictionary, or nothing."""
+    found = read_facts(scratch.file("out.parquet", data))
+    assert found is None or isinstance(found, dict)
 
 
 @target("keys", "text", errors=(UsageError,), words=("name:", "#", "\n", "0123456789abcdef", " ", "\x85", "\u2028"))
