@@ -36,7 +36,6 @@ class Target:
     errors: tuple[type[BaseException], ...] = (AnytorchError,)
     words: tuple[str, ...] = ()  # what a text is likely to be read for
     longest: int = 8192  # bytes of an input
-    timeout_s: int = 20  # of one input, on a busy machine
     kept_nbytes: int = 6_000  # of its corpus in the repository
 
 

@@ -133,6 +133,8 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
                 "[2.5, 2]",
                 '["2", 2]',
                 str([1] * 9),
+                "[]",
+                "[0, 2]",
                 "7",
                 "null",
             )

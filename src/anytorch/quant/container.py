@@ -152,6 +152,7 @@ class Reader:
                 if not is_shape(entry["shape"]):
                     raise ValueError(f"{name} has an invalid shape")
                 packed[name] = (parse(entry["format"]), tuple(entry["shape"]), dtype, str(entry["crc32"]))
+                expected_parts(*packed[name][:2])  # of a shape that is a matrix
         except ModelError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, UsageError) as exc:

@@ -50,7 +50,6 @@ class Native:
     sanitizers: tuple[str, ...] = ASAN
     flags: tuple[str, ...] = ()
     longest: int = 512
-    timeout_s: int = 20
     folder: Path = HERE  # of the driver
 
     @property
@@ -70,7 +69,7 @@ SETS = {
         Native("native_crc32", ("native/code/crc32.cpp",), longest=2048),
         Native("native_adam", ("memory/code/adam.cpp",), flags=("-ffp-contract=off",)),
         Native("native_moves", ("recorded/moves/moves.cpp", "gpu/code/tape.cpp", "forecast/decoding/uniform.cpp")),
-        Native("native_pools", ("text/packed/code/encoder.cpp", *POOLS), TSAN, longest=64, timeout_s=60),
+        Native("native_pools", ("text/packed/code/encoder.cpp", *POOLS), TSAN, longest=64),
     )
 }
 
