@@ -8,16 +8,18 @@ STAMPS := .stamps
 JOBS   ?= 2
 NAME   ?= info_startup
 SERVE  ?=
+TARGET ?= all
+SECONDS ?= 60
 
 # PyPI's torch for Linux is the CUDA build; the CPU build comes from PyTorch's own index. A machine that is set up to find torch
 # elsewhere (find-links) is left alone. For a CUDA build: make run TORCH_INDEX='--extra-index-url .../whl/cu130'
 TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 2>/dev/null | grep -q find-links || echo '--extra-index-url https://download.pytorch.org/whl/cpu')
 
 # What a test run must find; a missing one fails instead of being skipped (tests/conftest.py).
-export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium,compiler,triton,node,minilm
+export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium,compiler,triton,node,minilm,atheris
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-cpus coverage test-all test-device test-webgpu-full check lint types bench docs format clean debian
+.PHONY: help run demo test test-cpus coverage test-all fuzz test-device test-webgpu-full check lint types bench docs format clean debian
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -43,8 +45,11 @@ test-cpus: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the numeric tests as
 coverage: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the same, and which lines no test runs (slower)
 	@$(PYTEST) -m "not slow and not device" --cov --cov-report=term:skip-covered
 
-test-all: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## every test that needs no accelerator
+test-all: $(STAMPS)/dev $(STAMPS)/fuzz $(STAMPS)/debian $(STAMPS)/mesa ## every test that needs no accelerator
 	@$(PYTEST) -m "not device"
+
+fuzz: $(STAMPS)/dev $(STAMPS)/fuzz $(STAMPS)/debian ## new inputs for the readers of files and the C++: make fuzz TARGET=safetensors SECONDS=600 (list, all)
+	@$(BIN)/python -m tests.fuzz.run $(TARGET) --seconds $(SECONDS)
 
 # DEVICE_PYTHON=python3: that one, with what it has and .carry/ (tools/device-carry.sh); nothing is installed.
 test-device: $(if $(DEVICE_PYTHON),,$(STAMPS)/dev) ## what needs a real accelerator, against the CPU; DEVICE_PYTHON=python3 installs nothing
@@ -101,6 +106,10 @@ $(STAMPS)/dev: $(STAMPS)/venv compat/pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps --editable ./compat
+	@touch $@
+
+$(STAMPS)/fuzz: $(STAMPS)/dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group fuzz
 	@touch $@
 
 # A C++ compiler builds our kernels and the mock devices; lavapipe is the software Vulkan driver that stands in for a GPU; Chromium

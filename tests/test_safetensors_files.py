@@ -178,6 +178,21 @@ def test_a_shape_cannot_make_us_multiply_without_end(tmp_path: Path) -> None:
         read_header(path)
 
 
+@pytest.mark.parametrize("shape", [[0, 2**63 - 1, 2], [2**32, 2**32, 0], [0, 2**62]])
+def test_an_empty_tensor_has_strides_that_can_be_counted(shape: list[int], tmp_path: Path) -> None:
+    """torch and NumPy count the bytes between its elements, though there are none."""
+    path = raw_file(tmp_path / "x.safetensors", {"a": entry(0, 0, "F32", shape)})
+    with pytest.raises(ModelError, match="is empty and has an invalid shape"):
+        read_header(path)
+    fine = read_header(raw_file(path, {"a": entry(0, 0, "F32", [0, 2**40])}))[0]
+    assert fine["a"].shape == (0, 2**40)
+
+
+def test_a_shard_whose_name_no_file_can_have_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="this shard is missing"):
+        checkpoint_files(index_of(tmp_path, "a" * 5000))
+
+
 def test_layers_are_bounded_by_the_tensors() -> None:
     check_layers({"num_hidden_layers": 3, "n_layer": None}, 3, "config.json")
     for layers in (4, 10**9, -1, True, 1.0, "3", [], 10**4000):

@@ -1,16 +1,18 @@
-"""Our cheap frozen dataclass behaves as the standard one does."""
+"""Our cheap frozen dataclass behaves as the standard one does; values from a file are checked by their class."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import pickle
+from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, asdict, field, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from anytorch.values import dataclass
+from anytorch.values import checked, dataclass
 
 
 @dataclass(frozen=True)
@@ -86,3 +88,36 @@ def test_frozen_and_hashable() -> None:
 def test_only_frozen() -> None:
     with pytest.raises(AssertionError):
         dataclass(frozen=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"a": "1"}, "a is of the kind str"),
+        ({"a": True}, "a is of the kind bool"),
+        ({"a": 1.0}, "a is of the kind float"),
+        ({"a": 2**63}, "too large"),
+        ({"b": None}, "b is of the kind NoneType"),
+        ({"c": "soon"}, "c is of the kind str"),
+        ({"d": []}, "d is of the kind list"),
+        ({"e": [1]}, "e is of the kind list"),
+    ],
+)
+def test_values_from_a_file_are_of_the_kinds_their_class_names(wrong: dict[str, Any], told: str) -> None:
+    right: dict[str, Any] = {"a": 1, "b": "x", "c": None, "d": {}, "e": (1,), "f": object()}
+    for fine in ({}, {"c": 1}, {"c": 2.5}, {"c": float("nan")}, {"a": -(2**63) + 1}):
+        assert checked(Stored(**{**right, **fine})).b == "x"
+    with pytest.raises(TypeError, match=told):
+        checked(Stored(**{**right, **wrong}))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One field of each kind; the last one's is not known and not looked at."""
+
+    a: int
+    b: str
+    c: float | None
+    d: Mapping[str, int]
+    e: tuple[int, ...]
+    f: Path

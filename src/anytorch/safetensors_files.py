@@ -121,7 +121,11 @@ def file_in(folder: Path, name: str, named_by: Path) -> Path:
             f"{named_by}: names a file in another folder: {name!r}",
             hint="a file is named without a folder, and lies beside",
         )
-    if not (folder / name).is_file():
+    try:
+        there = (folder / name).is_file()
+    except OSError:  # a name that no file can have
+        there = False
+    if not there:
         raise ModelError(f"{folder / name}: this shard is missing, {named_by.name} names it", hint="fetch it again")
     return folder / name
 
@@ -209,12 +213,22 @@ def _stored(
             path,
             f"tensor {name!r} has {end - begin} bytes, which does not match its dtype {code} and shape {list(shape)}",
         )
+    if not _has_strides(shape, DTYPES[code][1]):
+        _refuse(path, f"tensor {name!r} is empty and has an invalid shape: {list(shape)}")
     return StoredTensor(name, code, shape, str(path), start + begin, end - begin, checksums, start)
 
 
 def is_shape(values: Sequence[Any]) -> bool:
     """True for at most 8 whole numbers from 0 to 2**63 - 1: what a file asks for is bounded before it is computed with."""
     return len(values) <= MOST_DIMENSIONS and all(type(n) is int and 0 <= n <= LARGEST_SIZE for n in values)
+
+
+def _has_strides(shape: tuple[int, ...], bits: int) -> bool:
+    """True if the distances between elements can be counted in bytes, which torch and NumPy do for empty tensors, too."""
+    total = max(1, bits // 8)
+    for n in shape:
+        total *= max(1, n)
+    return total <= LARGEST_SIZE
 
 
 def check_layers(config: Mapping[str, Any], tensors: int, where: str) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from anytorch.cli.commands.finetune import read_config
 from anytorch.cli.main import main
+from anytorch.errors import InputError
 from anytorch.forecast.training.loop import Run
 
 SOURCES = Path(__file__).parents[2] / "src"
@@ -129,3 +131,12 @@ def test_torchrun_tells_a_mistake_once() -> None:
         check=False,
     )
     assert done.returncode != 0 and done.stderr.count("error: --patience -1") == 1, done.stderr
+
+
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan", "1e400", "9" * 400, "[1]", "true"])
+@pytest.mark.parametrize("name", ["lookback_window", "clip"])
+def test_a_number_of_a_settings_file_is_finite(name: str, value: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"data:\n  data_path: a.csv\n  {name}: {value}\n")
+    with pytest.raises(InputError, match=f"data.{name} is .*, not a number"):
+        read_config(path, "tokenizer")

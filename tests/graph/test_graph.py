@@ -18,6 +18,13 @@ from tests.graph.cases import CASES
 CPU = torch.device("cpu")
 
 
+def nested(depth: int) -> list[Any]:
+    made: list[Any] = []
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
 def test_sizes_are_polynomials() -> None:
     b, n = Size.named("b"), Size.named("n")
     assert 4 * b + 1 - 1 == b * 4 and (4 * b * n) // (2 * n) == 2 * b and b - b == 0
@@ -97,6 +104,7 @@ def test_a_wrong_shape_names_the_op_the_shapes_and_the_rule(
             "outputs": [0],
         },
         {"format": 1, "nodes": [None], "outputs": [0]},
+        {"format": 1, "nodes": [{"op": "input", "args": [], "attrs": {"shape": nested(300)}}], "outputs": [0]},
     ],
 )
 def test_a_damaged_file_is_refused(body: Any) -> None:

@@ -113,6 +113,11 @@ def test_a_graph_is_saved_and_read(tensors: list[torch.Tensor], tmp_path: Path) 
         KernelGraph.from_json(tmp_path / "none.json")
     with pytest.raises(GraphError, match="damaged"):
         KernelGraph.from_json("{")
+    with pytest.raises(GraphError, match="nested too deeply"):
+        KernelGraph.from_json('{"a":' * 100_000)
+    (tmp_path / "g.json").write_bytes(b'{"format": \xff}')
+    with pytest.raises(GraphError, match="is not UTF-8 text"):
+        KernelGraph.from_json(tmp_path / "g.json")
 
 
 def test_wrong_calls_name_the_input(tensors: list[torch.Tensor]) -> None:

@@ -120,6 +120,10 @@ def test_a_record_is_itself_again_and_nothing_else_is_one() -> None:
         lambda body: body["steps"][0].update(more=1),
         lambda body: body.update(graph=[]),
         lambda body: body["verdict"].update(trials=[{"seconds": 1}]),
+        lambda body: body["steps"][0].update(nbytes=0.5),
+        lambda body: body["steps"][0].update(ops=[1]),
+        lambda body: body.update(least_nbytes=2**63),
+        lambda body: body["verdict"]["question"]["facts"].update(sizes={"b": "4"}),
     ]
     for breaks in broken:
         changed = json.loads(json.dumps(body))

@@ -97,6 +97,13 @@ def test_another_shape_device_kind_version_machine_or_driver_is_another_question
         lambda body: json.dumps({**body, "chosen": ["b"]}).encode(),
         lambda body: json.dumps({**body, "most_error": "little"}).encode(),
         lambda body: json.dumps({**body, "question": {**body["question"], "facts": {"another": 1}}}).encode(),
+        # Kinds that only whoever shows the verdict would stumble over.
+        lambda body: json.dumps({**body, "question": {**body["question"], "title": None}}).encode(),
+        lambda body: json.dumps({**body, "why": 0}).encode(),
+        lambda body: json.dumps({**body, "budget_s": 10**400}).encode(),
+        lambda body: json.dumps({**body, "trials": [{"name": ["a"]}]}).encode(),
+        lambda body: json.dumps({**body, "trials": [{"name": "a", "refused": None}]}).encode(),
+        lambda body: json.dumps({**body, "trials": [{"name": "a", "seconds": 10**320}]}).encode(),
     ],
 )
 def test_a_damaged_file_is_measured_again(damage: Any) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from anytorch.errors import ModelError
-from anytorch.quant import Reader, container, pack, save_tensors, unpack
+from anytorch.quant import Reader, container, pack, quantize, save_tensors, unpack
 from anytorch.quant.container import KEY
 from anytorch.safetensors_files import read_header
 
@@ -132,6 +133,8 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
                 "[2.5, 2]",
                 '["2", 2]',
                 str([1] * 9),
+                "[]",
+                "[0, 2]",
                 "7",
                 "null",
             )
@@ -158,3 +161,38 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
         save_tensors(path, {}, {"x": torch.ones(2)})
     assert path.read_bytes() == b"the old file"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_whole_model_is_compared_before_it_is_changed(tmp_path: Path) -> None:
+    """What the file says of tensors that are shared, or multiply inputs, is checked as its weights are."""
+    model = nn.Sequential(nn.Linear(64, 8), nn.LayerNorm(8), nn.LayerNorm(8))
+    model[2].weight = model[1].weight
+    quantize(model, "int8")
+    packed = {"0.weight": model[0].packed}
+    plain = {
+        name: value for name, value in model.state_dict().items() if name in ("0.bias", "1.weight", "1.bias", "2.bias")
+    }
+
+    def fresh() -> nn.Module:
+        made = nn.Sequential(nn.Linear(64, 8), nn.LayerNorm(8), nn.LayerNorm(8))
+        made[1].weight = nn.Parameter(torch.full((8,), 3.0))
+        return made
+
+    path = tmp_path / "model.safetensors"
+    save_tensors(path, packed, plain, {"shared": {"2.weight": "1.weight"}})
+    loaded = container.load(fresh(), path)
+    assert loaded[2].weight is loaded[1].weight and torch.equal(loaded[1].weight, torch.ones(8))
+    wrong: list[object] = [
+        5, None, "x", [1], {"2.weight": 3}, {"2.weight": "none"}, {"2.weight": "0.weight"},
+        {"2.weight": "1.weight", "a.b": "1.weight"},
+        {"2.weight": "1.weight", "0.weight": "1.weight"}, {"2.weight": "1.weight", "1.bias": "1.weight"},
+    ]  # fmt: skip
+    for shared in wrong:
+        save_tensors(path, packed, plain, {"shared": shared})
+        given = fresh()
+        with pytest.raises(ModelError, match=r"share|lacks 2\.weight"):
+            container.load(given, path)
+        assert isinstance(given[0], nn.Linear) and torch.equal(given[1].weight, torch.full((8,), 3.0)), shared
+    save_tensors(path, packed, {**plain, "0.input_scale": torch.ones(3)}, {"shared": {"2.weight": "1.weight"}})
+    with pytest.raises(ModelError, match=r"0\.input_scale is \(3,\); 0\.weight has 64 inputs"):
+        container.load(fresh(), path)

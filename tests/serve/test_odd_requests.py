@@ -63,6 +63,8 @@ def test_names_with_and_without_a_port() -> None:
         b"[::1]": "::1",
         b"[::1]:80": "::1",
         b"a.b-c:65535": "a.b-c",
+        b" localhost\t": "localhost",
+        b"\x85[::1]\x85": "",  # a space in Latin-1, and no space in HTTP
     }
     assert {header: host_name(header) for header in given} == given
 

@@ -21,6 +21,7 @@ from anytorch.graph import ops
 from anytorch.graph.sizes import Shape, Size, SizeLike, names_of, read_size, words
 
 FORMAT = 1  # of the JSON form
+DEEPEST = 16  # lists within lists of an attribute; ours have three
 
 
 @dataclass(frozen=True)
@@ -178,9 +179,11 @@ def _written(value: Any) -> Any:
     return value if isinstance(value, (int, float, str, bool)) else {"size": str(value)}
 
 
-def _read(value: Any) -> Any:
+def _read(value: Any, depth: int = 0) -> Any:
+    if depth > DEEPEST:
+        raise GraphError("damaged kernel graph: an attribute is nested too deeply")
     if isinstance(value, list):
-        return tuple(_read(item) for item in value)
+        return tuple(_read(item, depth + 1) for item in value)
     if isinstance(value, Mapping):
         ((kind, text),) = value.items()
         return float(text) if kind == "float" else read_size(text)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Union
 from anytorch.devices.choose import resolve
 from anytorch.devices.registry import registry
 from anytorch.errors import GraphError, UnknownDevice
+from anytorch.files import parse_json
 from anytorch.graph import ops
 from anytorch.graph.ir import Builder, Graph, Node
 from anytorch.graph.sizes import Shape, Size, SizeLike, divided, product, read_size, row_major, words
@@ -406,15 +407,17 @@ class KernelGraph:
 
     @classmethod
     def from_json(cls, source: str | Path) -> KernelGraph:
-        """The graph that `to_json` gave: its text, or the path of a file with it."""
+        """The graph that `to_json` gave: its text, or the path of a file with it. Raises GraphError, UnknownDevice."""
         text = str(source)
         if not text.lstrip().startswith("{"):
             try:
                 text = Path(source).read_text(encoding="utf-8")
             except OSError as exc:
                 raise GraphError(f"{source} cannot be read: {exc.strerror}") from exc
+            except UnicodeDecodeError as exc:
+                raise GraphError(f"damaged kernel graph: {source} is not UTF-8 text: {exc.reason}") from exc
         try:
-            body = json.loads(text)
+            body = parse_json(text)
         except ValueError as exc:
             raise GraphError(f"damaged kernel graph: {exc}") from exc
         graph = Graph.from_json(body)

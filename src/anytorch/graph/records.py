@@ -26,6 +26,7 @@ from anytorch.graph.partition import least_bytes, moved_bytes
 from anytorch.graph.picture import draw
 from anytorch.measured import store
 from anytorch.measured.verdict import Verdict
+from anytorch.values import LARGEST, checked
 
 if TYPE_CHECKING:
     from anytorch.graph.search import Found, Search
@@ -100,16 +101,16 @@ class Record:
         if body["format"] != FORMAT:
             raise ValueError(f"format {body['format']!r}, not {FORMAT}")
         texts = [body[name] for name in ("title", "graph_key", "picture")] + list(body["kernel_keys"])
-        steps = tuple(Step(**{**one, "ops": tuple(one["ops"])}) for one in body["steps"])
-        texts += [text for one in steps for text in (*one.ops, one.schedule, one.language, one.text, one.source)]
-        numbers = [body["least_nbytes"], *(number for one in steps for number in (one.nbytes, one.seconds))]
+        steps = tuple(checked(Step(**{**one, "ops": tuple(one["ops"])})) for one in body["steps"])
+        texts += [op for one in steps for op in one.ops]
         if not all(isinstance(text, str) for text in texts) or not isinstance(body["graph"]["nodes"], list):
             raise TypeError("a field of the wrong kind")
-        if not all(number is None or isinstance(number, (int, float)) for number in numbers):
-            raise TypeError("a number that is none")
         named = {name: body[name] for name in ("title", "graph_key", "graph", "least_nbytes", "picture")}
         verdict = Verdict.from_json(body["verdict"])
-        return cls(**named, verdict=verdict, steps=steps, kernel_keys=tuple(body["kernel_keys"]))
+        sizes = verdict.question.facts.get("sizes", {})
+        if not isinstance(sizes, dict) or not all(type(size) is int and abs(size) < LARGEST for size in sizes.values()):
+            raise TypeError("sizes that are none")
+        return checked(cls(**named, verdict=verdict, steps=steps, kernel_keys=tuple(body["kernel_keys"])))
 
 
 # --- writing -----------------------------------------------------------------------------------------------------------

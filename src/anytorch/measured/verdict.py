@@ -12,6 +12,7 @@ from typing import Any
 
 from anytorch._version import __version__
 from anytorch.measured.machine import machine_key
+from anytorch.values import checked
 
 FORMAT = 1  # of the stored verdicts; part of every key
 WRONG = "wrong: "  # how the reason begins where an answer was not right
@@ -144,25 +145,20 @@ class Verdict:
         """The verdict that `as_json` made. Raises ValueError, TypeError or KeyError for anything else."""
         if body["format"] != FORMAT:
             raise ValueError(f"format {body['format']!r}, not {FORMAT}")
-        question, trials = Question(**body["question"]), tuple(Trial(**one) for one in body["trials"])
+        question, trials = checked(Question(**body["question"])), tuple(checked(Trial(**one)) for one in body["trials"])
         found = cls(
             question,
             trials,
             body["chosen"],
             body["why"],
-            float(body["budget_s"]),
-            str(body["when"]),
+            body["budget_s"],
+            body["when"],
             remembered=True,
             hurried=bool(body.get("hurried")),
             most_error=body.get("most_error"),
-            error_unit=str(body.get("error_unit", OF_SIZE)),
+            error_unit=body.get("error_unit", OF_SIZE),
         )
-        numbers = [(one.seconds, one.error) for one in trials] + [(found.most_error, None)]
-        if not all(value is None or isinstance(value, (int, float)) for pair in numbers for value in pair):
-            raise TypeError("a time that is no number")
-        if not isinstance(found.chosen, str) or not isinstance(question.facts, dict):
-            raise TypeError("a field of the wrong kind")
-        return found
+        return checked(found)
 
 
 def duration(seconds: float | None) -> str:

@@ -152,6 +152,7 @@ class Reader:
                 if not is_shape(entry["shape"]):
                     raise ValueError(f"{name} has an invalid shape")
                 packed[name] = (parse(entry["format"]), tuple(entry["shape"]), dtype, str(entry["crc32"]))
+                expected_parts(*packed[name][:2])  # of a shape that is a matrix
         except ModelError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, UsageError) as exc:
@@ -233,7 +234,7 @@ def load(model: nn.Module, folder: str | Path, *, prefer: Prefer = "memory", ver
     """
     path = Path(folder)
     reader = Reader(path / FILE if path.is_dir() else path, verify=verify)
-    shared: dict[str, str] = dict(reader.extra.get("shared", {}))
+    shared: dict[str, str] = reader.extra.get("shared", {})
     _compare(model, reader, shared)
     for name in reader.packed:
         owner = name.rpartition(".")[0]
@@ -274,6 +275,13 @@ def _compare(model: nn.Module, reader: Reader, shared: dict[str, str]) -> None:
             raise ModelError(
                 f"{reader.path}: {name} is {shape}; the model's is {(module.out_features, module.in_features)}"
             )
+        scale = reader.tensors.get(f"{name.rpartition('.')[0]}.input_scale")
+        if scale is not None and scale.shape != (module.in_features,):
+            raise ModelError(f"{reader.path}: {scale.name} is {scale.shape}; {name} has {module.in_features} inputs")
+    if not isinstance(shared, dict) or not all(isinstance(other, str) for other in shared.values()):
+        raise ModelError(
+            f"{reader.path}: what it says of shared tensors is not names by name", hint="copy the file again"
+        )
     state = model.state_dict(keep_vars=True)
     stored = {name for name in reader.plain if not name.endswith(".input_scale")}
     missing = sorted(state.keys() - stored - reader.packed.keys() - shared.keys())
@@ -282,7 +290,12 @@ def _compare(model: nn.Module, reader: Reader, shared: dict[str, str]) -> None:
         said = [f"lacks {', '.join(missing[:5])}"] if missing else []
         said += [f"holds {', '.join(extra[:5])}, which the model has not"] if extra else []
         raise ModelError(f"{reader.path} does not fit the model: it {' and '.join(said)}")
-    for name in stored:
-        wanted, found_shape = tuple(state[name].shape), reader.tensors[name].shape
+    for name, other in shared.items():
+        if name not in state or other not in stored or name in reader.packed or name in stored:
+            raise ModelError(
+                f"{reader.path}: {name!r} is said to share {other!r}, which the model or the file does not"
+            )
+    for name in [*stored, *shared]:
+        wanted, found_shape = tuple(state[name].shape), reader.tensors[shared.get(name, name)].shape
         if wanted != found_shape:
             raise ModelError(f"{reader.path}: {name} is {found_shape}; the model's is {wanted}")

@@ -419,7 +419,7 @@ def host_name(header: bytes) -> str:
     >>> host_name(b"[::1]:80"), host_name(b"[::1]evil.com"), host_name(b"localhost:80@evil.com")
     ('::1', '', '')
     """
-    found = HOST.fullmatch(header.decode("latin-1").strip().lower())
+    found = HOST.fullmatch(header.strip(b" \t").decode("latin-1").lower())
     return "" if found is None else found[1] or found[2]
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.devices.bench.rows import FAST, ROWS, device
+from tests.devices.bench.rows import report as report_of
 
 from anytorch.devices import bench
 from anytorch.devices.bench import suite, workloads
@@ -70,6 +72,30 @@ def test_a_file_that_is_no_report_is_refused_and_left_alone(tmp_path: Path, cont
     with pytest.raises(UsageError):
         bench.load(path)
     assert path.read_text() == content
+
+
+def test_a_report_of_other_kinds_is_refused_before_it_is_compared(tmp_path: Path) -> None:
+    body = json.loads(json.dumps(as_json(report_of(device("cpu", ROWS), device("cuda:0", FAST)))))
+    wrong: list[tuple[tuple[Any, ...], Any]] = [
+        (("devices", 0, "rows"), [3]),
+        (("devices", 0, "rows", 0, "rate"), "fast"),
+        (("devices", 0, "rows", 0, "rate"), 10**400),
+        (("devices", 0, "rows", 0, "parameters"), []),
+        (("devices", 0, "rows", 0, "timing", "disturbed"), None),
+        (("devices", 0, "rows", 0, "timing", "median_s"), 0),
+        (("date",), 5),
+    ]
+    for (*way, last), value in wrong:
+        changed: Any = json.loads(json.dumps(body))
+        place = changed
+        for step in way:
+            place = place[step]
+        place[last] = value
+        with pytest.raises(UsageError, match="not a benchmark report"):
+            bench.from_json(changed)
+    for row in body["devices"][0]["rows"]:
+        row["parameters"], row["timing"] = {}, None
+    assert "bandwidth copy" not in bench.relative_to_cpu(bench.from_json(body))["cuda:0"]
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")

@@ -130,6 +130,16 @@ def test_what_was_set_by_hand_or_by_the_environment_always_counts(monkeypatch: p
         assert trusted_setting("cpu_dtype").value == "float32"
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), "many", [1], {}])
+def test_a_batch_that_is_no_number_is_named(value: object) -> None:
+    apply(plan(*ALL, item("batch_size", 1, 8)))
+    data = settings.read_settings_file()
+    data["tuned"]["cpu"]["batch_size"] = value
+    settings.write_settings_file(data)
+    with pytest.raises(ConfigError, match=r"\[tuned\.'cpu'\] is invalid"):
+        tuned_for("cpu")
+
+
 def test_nothing_stored_changes_nothing() -> None:
     assert tuned_for("cpu") is None
     used = use_tuned("cpu")

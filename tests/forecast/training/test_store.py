@@ -203,8 +203,11 @@ def test_checksums_are_written_whatever_the_program_chose(tmp_path: Path) -> Non
 
 def test_a_log_of_any_bytes_is_read(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.log.write_bytes(b'{"step": 1}\n\xff\xfe\n[1]\n7\n' + b"[" * 100_000 + b'\n{"step": 2}\n{"st')
+    odd = b'{"step": 1}\n\xff\xfe\n[1]\n7\n{"step": null}\n' + b"[" * 100_000
+    folder.log.write_bytes(odd + b'\n{"step": 2}\n{"st')
     assert folder.entries() == [{"step": 1}, {"step": 2}]
+    folder.keep_log_until(1)
+    assert folder.entries() == [{"step": 1}]
     assert store.plain(3) == "3"
 
 

@@ -140,6 +140,32 @@ def test_cpp_refuses_shapes_that_python_let_pass() -> None:
         binding.shape_of(spec, 2**32 + 512, 96)
 
 
+def test_cpp_refuses_products_that_do_not_fit_the_shape() -> None:
+    """Its memory is as wide as the shape says: a product with other rows or columns would be computed beyond it."""
+    spec = read_spec({"model_type": "bert", **CONFIGS["bert"]})
+    library = binding.open_library()
+    shape = binding.shape_of(spec, 512, 96)
+    handle = library.encoder_new(ctypes.byref(shape), 1)
+    try:
+        sides = spec.heads * spec.head_width
+        right = {
+            binding.QKV: (3 * sides, spec.width),
+            binding.OUT: (spec.width, sides),
+            binding.UP: (spec.inner, spec.width),
+            binding.DOWN: (spec.width, spec.inner),
+        }
+        for which, (outputs, inputs) in right.items():
+            for wrong in ((1, 0), (-1, 0), (0, 1), (0, -1), (2**20, 0)):
+                sizes = (outputs + wrong[0], inputs + wrong[1])
+                assert library.encoder_linear_new(handle, 0, which, *sizes, 0, 0, 0) == binding.BAD_PART
+            for gated, format_, eight in ((1, 0, 0), (0, 5, 0), (0, -1, 0), (0, binding.FORMATS["int4"], 1)):
+                answer = library.encoder_linear_new(handle, 0, which, outputs, inputs, gated, format_, eight)
+                assert answer == binding.BAD_PART
+            assert library.encoder_linear_new(handle, 0, which, outputs, inputs, 0, 1, 1) == binding.OK
+    finally:
+        library.encoder_free(handle)
+
+
 def test_ctypes_cuts_nothing_off() -> None:
     library = binding.open_library()
     assert library.encoder_peak(0, 1) > 0

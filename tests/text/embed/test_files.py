@@ -228,6 +228,9 @@ def test_a_target_that_is_there(tmp_path: Path, fake_engine: Make) -> None:
         ("in.jsonl", '{"text": "a \\ud800"}\n', r"in.jsonl: row 1, column 'text' holds a lone surrogate \(U\+D800\)"),
         ("in.txt", b"fine\nnot \xff fine\n", r"in.txt: after line \d there is a byte that is not UTF-8"),
         ("in.txt.gz", b"no gzip", r"in.txt.gz: cannot be read after line 0"),
+        ("in.txt.gz", gzip.compress(b"a\nb\n")[:10] + b"\xff" * 9, r"in.txt.gz: cannot be read after line 0"),
+        ("in.csv", '"text"x\na\n', r"in.csv: its header cannot be read"),
+        ("in.jsonl", '{"text": "a"}\n{"text": "b", "\\ud800": 1}\n', r"in.jsonl: row 2, .* a name .* lone surrogate"),
     ],
 )
 def test_bad_rows_are_named(name: str, body: str | bytes, told: str, tmp_path: Path, fake_engine: Make) -> None:
@@ -422,9 +425,16 @@ def test_a_damaged_part_is_computed_again(tmp_path: Path, fake_engine: Make, mon
 def test_a_damaged_journal(tmp_path: Path, fake_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fake_engine()
     source, target = interrupted(tmp_path, engine, monkeypatch)
-    (tmp_path / ".out.parquet.partial" / "journal.json").write_text("{")
-    with pytest.raises(UsageError, match=r"journal.json: is invalid"):
-        encode_file(source, target, engine=engine, column="text", chunk_rows=13)
+    path = tmp_path / ".out.parquet.partial" / "journal.json"
+    whole = json.loads(path.read_text())
+    for damaged in (
+        "{",
+        *(json.dumps({**whole, "parts": [{**whole["parts"][0], "rows": rows}]}) for rows in (-1, 1e999)),
+    ):
+        path.write_text(damaged)
+        assert files_journal.finished_rows(target) == 0
+        with pytest.raises(UsageError, match=r"journal.json: is invalid"):
+            encode_file(source, target, engine=engine, column="text", chunk_rows=13)
     assert encode_file(source, target, engine=engine, column="text", chunk_rows=13, resume=False).rows == 100
 
 

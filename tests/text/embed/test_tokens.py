@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from anytorch.errors import InputError, ModelError, UsageError
+from anytorch.text.embed.cutting import places
 from anytorch.text.embed.recipe import read_recipe
 from anytorch.text.embed.tokens import TextTokenizer
 
@@ -85,6 +86,44 @@ def test_a_damaged_tokenizer_is_named(copied_model: Path) -> None:
     (copied_model / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(ModelError, match=r"tokenizer\.json: cannot be read as a tokenizer"):
         TextTokenizer(read_recipe(copied_model), 256)
+
+
+@pytest.mark.parametrize(
+    ("config", "vocabulary", "told"),
+    [
+        ("7", "[UNK]\n[CLS]\n[SEP]\na\n", r"tokenizer_config\.json: not an object"),
+        ('{"strip_accents": 1}', "[UNK]\n[CLS]\n[SEP]\na\n", "its strip_accents is neither true nor false"),
+        ("{}", "[CLS]\n[SEP]\na\n", r"vocab\.txt: has no \[UNK\]"),
+    ],
+)
+def test_damaged_files_of_a_vocabulary_are_named(config: str, vocabulary: str, told: str, copied_model: Path) -> None:
+    recipe = read_recipe(copied_model)
+    (copied_model / "tokenizer.json").unlink()
+    (copied_model / "vocab.txt").write_text(vocabulary)
+    (copied_model / "tokenizer_config.json").write_text(config)
+    with pytest.raises(ModelError, match=told):
+        TextTokenizer(recipe, 256)
+
+
+def test_a_word_without_a_token_is_our_error(copied_model: Path) -> None:
+    path = copied_model / "tokenizer.json"
+    layout = json.loads(path.read_text())
+    layout["model"]["vocab"] = {"[CLS]": 0, "[SEP]": 1, "a": 2}
+    layout["added_tokens"] = []
+    path.write_text(json.dumps(layout))
+    with pytest.raises(InputError, match="cannot be tokenized: WordPiece error"):
+        TextTokenizer(read_recipe(copied_model), 256)(["unknown"])
+
+
+@pytest.mark.parametrize("odd", [[[]], [{"type": ["NFC"]}], {}, "NFC", [{"type": "Sequence", "normalizers": 3}]])
+def test_components_that_only_rust_understands_are_not_cut_by(odd: Any) -> None:
+    """Its reader takes lists and components without a type, too: then no place is certain, and nothing is cut."""
+    layout = {
+        "model": {"type": "BPE"},
+        "pre_tokenizer": {"type": "ByteLevel"},
+        "normalizer": {"type": "Sequence", "normalizers": odd},
+    }
+    assert places(layout) is None
 
 
 def test_lower_case(copied_model: Path) -> None:

@@ -118,6 +118,26 @@ def test_quantized_is_close_to_float(level: str, name: str, quantization: str, m
     assert cosine.mean() >= mean and cosine.min() >= least, (cosine.mean(), cosine.min())
 
 
+@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("strange", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("level", native.supported())
+def test_what_is_not_finite_is_not_a_number_in_every_format(
+    level: str, strange: float, quantization: str | None
+) -> None:
+    """Whole numbers have no infinity: such a row must not become any other vector. The texts beside it stay as they are."""
+    weights = {**weights_of("gated")}
+    weights["word"] = weights["word"].copy()
+    weights["word"][119, 3] = strange
+    sequences = [[5, 6, 7], [5, 119, 7], [8, 9]]
+    calibration = pack([[1, 2, 3]])
+    with PackedEncoder(
+        GATED, weights, quantization=quantization, threads=1, level=level, calibration=calibration
+    ) as encoder:
+        vectors = encoder.run(*pack(sequences))
+        assert np.isnan(vectors[1]).all() and np.isfinite(vectors[[0, 2]]).all()
+        assert vectors[0].tobytes() == encoder.run(*pack(sequences[:1]))[0].tobytes()
+
+
 @pytest.mark.parametrize(("quantization", "most"), [("int8", 0.30), ("int4", 0.19), ("fp4", 0.19), ("int2", 0.13)])
 def test_size_of_linear_weights(quantization: str, most: float) -> None:
     spec = EncoderSpec(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -400,7 +401,9 @@ class Settings:
             if isinstance(value, bool):
                 raise ValueError
             found = kind(float(value))  # YAML reads 2e-4, without a point, as text
-        except (TypeError, ValueError):
+            if not math.isfinite(found):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
             raise InputError(f"{self.path}: {section}.{name} is {value!r}, not a number") from None
         if found != float(value):
             raise InputError(f"{self.path}: {section}.{name} is {value!r}, not a whole number")

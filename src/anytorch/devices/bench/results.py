@@ -13,6 +13,7 @@ from anytorch.devices.types import Caps
 from anytorch.errors import UsageError
 from anytorch.files import replace_file
 from anytorch.probe.facts import as_json
+from anytorch.values import checked
 
 FORMAT = 1
 STATUSES = ("ok", "wrong", "out-of-memory", "skipped", "failed")
@@ -99,10 +100,11 @@ def from_json(data: Any) -> BenchmarkReport:
         if data["format"] != FORMAT:
             raise UsageError(f"a benchmark report of format {data['format']!r}; this anytorch reads {FORMAT}")
         devices = tuple(
-            DeviceResult(**{**device, "rows": tuple(_row(row) for row in device["rows"])}) for device in data["devices"]
+            checked(DeviceResult(**{**device, "rows": tuple(_row(row) for row in device["rows"])}))
+            for device in data["devices"]
         )
-        return BenchmarkReport(**{**data, "devices": devices})
-    except (KeyError, TypeError) as exc:
+        return checked(BenchmarkReport(**{**data, "devices": devices}))
+    except (KeyError, TypeError, AttributeError) as exc:
         raise UsageError(
             f"this is not a benchmark report: {exc}", hint="make one with `anytorch benchmark --output results.json`"
         ) from exc
@@ -110,7 +112,10 @@ def from_json(data: Any) -> BenchmarkReport:
 
 def _row(data: Mapping[str, Any]) -> Row:
     timing = data.get("timing")
-    return Row(**{**data, "timing": None if timing is None else Timing(**timing)})
+    row = checked(Row(**{**data, "timing": None if timing is None else checked(Timing(**timing))}))
+    if row.ok and row.timing is not None and not row.timing.median_s > 0:
+        raise TypeError(f"the row {row.case} took no time")
+    return row
 
 
 def save(report: BenchmarkReport, path: str | Path) -> Path:
@@ -153,12 +158,13 @@ def relative_to_cpu(report: BenchmarkReport) -> dict[str, dict[str, float]]:
             for row in device.find("matmul"):
                 ratios[f"matmul {row.dtype}"] = (row.rate or 0.0) / (base.rate or 1.0)
         for base in cpu.find("bandwidth"):
-            for row in device.find("bandwidth", kind=base.parameters["kind"]):
-                ratios[f"bandwidth {base.parameters['kind']}"] = (row.rate or 0.0) / (base.rate or 1.0)
+            for row in device.find("bandwidth", kind=base.parameters.get("kind")):
+                ratios[f"bandwidth {base.parameters.get('kind')}"] = (row.rate or 0.0) / (base.rate or 1.0)
         for base in cpu.find("transformer", dtype="float32"):
-            same = {key: base.parameters[key] for key in ("batch", "seq", "hidden")}
+            same = {key: base.parameters.get(key) for key in ("batch", "seq", "hidden")}
             for row in device.find("transformer", **same):
-                assert base.timing is not None and row.timing is not None
+                if base.timing is None or row.timing is None:
+                    continue  # in a report from elsewhere
                 ratios[f"transformer {row.case}"] = base.timing.median_s / row.timing.median_s
         result[device.id] = ratios
     return result

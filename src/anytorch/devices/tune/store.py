@@ -139,7 +139,7 @@ def _tuned(candidate: Candidate) -> Tuned | None:
             measured=table.get("measured", {}),
             key=str(table["key"]),
         )
-    except (KeyError, TypeError, ValueError) as exc:
+    except (KeyError, TypeError, ValueError, OverflowError) as exc:
         raise ConfigError(
             f"the settings file {settings.settings_file()}: [tuned.{name!r}] is invalid: {exc!r}",
             hint="delete that table, or run `anytorch optimize --apply` again",

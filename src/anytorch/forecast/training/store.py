@@ -254,7 +254,7 @@ class RunFolder:
                 entry = parse_json(line)
             except ValueError:
                 entry = None
-            if isinstance(entry, dict):
+            if isinstance(entry, dict) and isinstance(entry.get("step", 0), (int, float)):
                 found.append(entry)
             else:
                 log.info("%s: a line that is not whole is left out: %r", self.log, line[:80])

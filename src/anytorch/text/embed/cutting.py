@@ -131,12 +131,18 @@ def cut(text: str, most: int, where: Places | None, window: int = WINDOW) -> str
     return text
 
 
-def parts(component: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
-    """What a normalizer or pre-tokenizer does, one after the other; those of a Sequence have this name in it."""
+def parts(component: Any, name: str) -> list[Mapping[str, Any]]:
+    """What a normalizer or pre-tokenizer does, one after the other; those of a Sequence have this name in it.
+
+    {} stands for one that is not written as ours are: the Rust reader also takes components without a type.
+    """
     if component is None:
         return []
-    if component.get("type") == "Sequence":
-        return [part for inner in component.get(name, [{}]) for part in parts(inner, name)]
+    if not isinstance(component, Mapping) or not isinstance(component.get("type"), str):
+        return [{}]
+    if component["type"] == "Sequence":
+        within = component.get(name)
+        return [part for inner in (within if isinstance(within, list) else [{}]) for part in parts(inner, name)]
     return [component]
 
 

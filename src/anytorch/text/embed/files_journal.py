@@ -34,6 +34,7 @@ SAMPLE_NBYTES = 1 << 20
 SAMPLES = 16
 WHOLE_NBYTES = 64 << 20  # files up to this size are hashed whole
 SMALL_FILES = (".json", ".txt", ".model")
+COUNTS = ("rows", "missing", "nbytes")  # of a part
 Identity = dict[str, Any]
 
 
@@ -211,11 +212,12 @@ class Journal(RunFolder):
 
 
 def check_parts(identity: Any, parts: Iterable[Any]) -> None:
-    """Raise ValueError for what a journal cannot hold: entries without numbers of rows and bytes."""
+    """Raise ValueError for what a journal cannot hold: entries without numbers of rows and bytes from 0 on."""
     if not isinstance(identity, dict):
         raise ValueError("it does not say whose run it is")
     for part in parts:
-        if not isinstance(part, dict) or not all(type(part.get(n)) is int for n in ("rows", "missing", "nbytes")):
+        counts = [part.get(name) for name in COUNTS] if isinstance(part, dict) else [None]
+        if not all(type(count) is int and 0 <= count < 2**63 for count in counts):
             raise ValueError(f"a part of it is {str(part)[:60]}")
 
 
@@ -228,7 +230,8 @@ def finished_rows(target: Path) -> int:
     """How many rows an unfinished run towards this target has kept; 0 when there is none that can be read."""
     try:
         stored = parse_json((partial_folder(target) / "journal.json").read_bytes())
-        return sum(int(part["rows"]) for part in stored["parts"])
+        check_parts({}, stored["parts"])
+        return sum(part["rows"] for part in stored["parts"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
 

@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -237,7 +238,7 @@ class _TextReader(_Reader):
                     f"({exc.object[exc.start : exc.start + 1]!r})",
                     hint="convert the file: iconv -f latin1 -t utf-8",
                 ) from exc
-            except (EOFError, gzip.BadGzipFile, OSError) as exc:
+            except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as exc:
                 raise InputError(f"{self.source.path.name}: cannot be read after line {number}: {exc}") from exc
             if not line:
                 return
@@ -267,8 +268,12 @@ class _Csv(_TextReader):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self._delimiter = "\t" if source.format == "tsv" else ","
+        csv.field_size_limit(LONGEST_FIELD)
         with self.open() as lines:
-            header = next(csv.reader(self.decoded(lines), delimiter=self._delimiter), None)
+            try:
+                header = next(csv.reader(self.decoded(lines), delimiter=self._delimiter, strict=True), None)
+            except csv.Error as exc:
+                raise InputError(f"{source.path.name}: its header cannot be read: {exc}") from exc
         if header is None:
             raise InputError(f"{source.path.name}: is empty: it has no header")
         if len(set(header)) < len(header):
@@ -279,7 +284,7 @@ class _Csv(_TextReader):
         csv.field_size_limit(LONGEST_FIELD)
         with self.open() as lines:
             reader = csv.reader(self.decoded(lines), delimiter=self._delimiter, strict=True)
-            next(reader, None)
+            next(reader, None)  # the header, which could be read
             row = 0
             try:
                 for fields in reader:
@@ -327,6 +332,11 @@ class _JsonLines(_TextReader):
                     raise self.source.bad(row, f"cannot be read: not valid JSON: {exc}", line=number) from exc
                 if not isinstance(value, dict):
                     raise self.source.bad(row, f"cannot be read: {type(value).__name__}, not an object", line=number)
+                try:
+                    "".join(value).encode()
+                except UnicodeEncodeError as exc:
+                    words = "cannot be read: a name in its object holds a lone surrogate, which is not a character"
+                    raise self.source.bad(row, words, line=number) from exc
                 yield value
 
     def table(self, rows: list[Any]) -> tuple[Any, list[Any]]:

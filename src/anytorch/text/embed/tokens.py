@@ -149,7 +149,13 @@ class TextTokenizer:
                 f"a text is too long: nowhere in {most} characters can it be cut; the limit is {longest}",
                 hint=f"send its beginning: the model reads no more than {self.max_length} tokens",
             )
-        found: list[Any] = self._encode(list(texts))
+        try:
+            found: list[Any] = self._encode(list(texts))
+        except Exception as exc:
+            if type(exc) is not Exception:
+                raise
+            # Rust's own errors: a word that has no token, in a vocabulary without one for unknown words.
+            raise InputError(f"the texts cannot be tokenized: {exc}", hint="the tokenizer lacks a token") from exc
         return found
 
 
@@ -231,19 +237,25 @@ def _word_pieces(folder: Path) -> Any:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     config = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    accents = config.get("strip_accents") if isinstance(config, dict) else ""
+    if accents is not None and not isinstance(accents, bool):
+        raise ModelError(
+            f"{folder / 'tokenizer_config.json'}: not an object, or its strip_accents is neither true nor false",
+            hint="the file is damaged: fetch it again",
+        )
     names = {name: str(config.get(f"{name}_token") or f"[{name.upper()}]") for name in ("unk", "cls", "sep", "pad")}
     try:
         tokenizer = Tokenizer(models.WordPiece.from_file(str(folder / "vocab.txt"), unk_token=names["unk"]))
     except Exception as exc:  # its Rust errors are plain Exceptions
         raise ModelError(f"{folder / 'vocab.txt'}: cannot be read as a vocabulary: {exc}") from exc
-    found = {name: tokenizer.token_to_id(names[name]) for name in ("cls", "sep")}
+    found = {name: tokenizer.token_to_id(names[name]) for name in ("unk", "cls", "sep")}
     for name, number in found.items():
         if number is None:
             raise ModelError(f"{folder / 'vocab.txt'}: has no {names[name]}", hint="it is not a BERT vocabulary")
     tokenizer.add_special_tokens([names[name] for name in names if tokenizer.token_to_id(names[name]) is not None])
     tokenizer.normalizer = normalizers.BertNormalizer(
         lowercase=bool(config.get("do_lower_case", True)),
-        strip_accents=config.get("strip_accents"),
+        strip_accents=accents,
         handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -189,7 +189,7 @@ EXPORT void* wordpiece_new(const uint8_t* pieces, const int64_t* offsets, const 
         for (int64_t i = 0; i < count; i++)
             made->trie.insert(roots[i], pieces + offsets[i], offsets[i + 1] - offsets[i], ids[i]);
         made->table.resize(codes);
-        std::memcpy(made->table.data(), characters, codes * sizeof(Character));
+        if (codes) std::memcpy(made->table.data(), characters, codes * sizeof(Character));
         // A text has no more tokens than bytes, which `wordpiece_room` relies on: what becomes more is for the reference.
         for (int64_t code = 0; code < codes; code++)
             if (made->table[code].count > (code < 0x80 ? 1 : code < 0x800 ? 2 : 3)) made->table[code].kind = UNKNOWN;

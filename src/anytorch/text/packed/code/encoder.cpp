@@ -533,7 +533,14 @@ static Linear& linear_of(Encoder& e, int layer, int which) {
 // which: 0 q, k and v; 1 the output of attention; 2 up (and gate); 3 down
 API int encoder_linear_new(void* handle, int layer, int which, int outputs, int inputs, int gated, int format, int bytes) {
   Encoder& e = *static_cast<Encoder*>(handle);
-  if (!has_layer(e, layer) || which < 0 || which > 3 || outputs < 1 || inputs < 1) return BAD_PART;
+  if (!has_layer(e, layer) || which < 0 || which > 3 || format < F32 || format > FP4) return BAD_PART;
+  if (bytes && format != INT8) return BAD_PART;  // the other formats are multiplied as 16-bit numbers
+  // What the run computes with: every row of an arena is as wide as the shape says.
+  const int heads = e.s.heads * e.s.head_width, both = (e.s.heads + 2 * e.s.kv_heads) * e.s.head_width;
+  const int wanted_outputs[] = {both, e.s.width, e.s.gated ? 2 * e.s.inner : e.s.inner, e.s.width};
+  const int wanted_inputs[] = {e.s.width, heads, e.s.width, e.s.inner};
+  const bool wanted_gate = which == 2 && e.s.gated;
+  if (outputs != wanted_outputs[which] || inputs != wanted_inputs[which] || (gated != 0) != wanted_gate) return BAD_PART;
   try {
     Linear& linear = linear_of(e, layer, which);
     linear.prepare(outputs, inputs, gated, format, bytes && HAS_FOURS);

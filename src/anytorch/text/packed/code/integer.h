@@ -122,24 +122,29 @@ constexpr const WholeTile* FOUR_TILES = PAIR_TILES;  // never reached
 
 // --- activations ---------------------------------------------------------------------------------------------------
 
+// Not-a-number and infinity have no whole number: the scale of such a row is not-a-number, and so is all that comes of it.
+
 // A row as it is rounded: times `less`, where there is one.
 INLINE vf scaled(const float* x, const float* less, int k) { return less ? load(x + k) * load(less + k) : load(x + k); }
 
 // One row to 16 bits: q = round(y * most / |y|max) with y = x * less. Returns the scale. Beyond `inputs` it is zero.
 INLINE float whole_row(const float* x, const float* less, int inputs, int padded, float most, int16_t* q) {
-  vf top = vf{};
+  vf top = vf{}, apart = vf{};
   int vectors = inputs / W * W;
-  for (int k = 0; k < vectors; k += W) top = vmax(top, vabs(scaled(x, less, k)));
-  float greatest = largest(top);
+  for (int k = 0; k < vectors; k += W) {
+    vf y = scaled(x, less, k);
+    top = vmax(top, vabs(y)), apart += y - y;  // 0, or not-a-number
+  }
+  float greatest = largest(top), strange = sum(apart);
   for (int k = vectors; k < inputs; k++) {
     float y = std::fabs(less ? x[k] * less[k] : x[k]);
-    greatest = y > greatest ? y : greatest;
-  }
-  if (!(greatest > 0)) {
-    memset(q, 0, padded * sizeof(int16_t));
-    return 0.0f;
+    greatest = y > greatest ? y : greatest, strange += y - y;
   }
   float inverse = most / greatest;
+  if (!(greatest > 0) || strange != 0 || !std::isfinite(inverse)) {
+    memset(q, 0, padded * sizeof(int16_t));
+    return strange != 0 ? NAN : 0.0f;  // so small that it counts as nothing, where it is finite
+  }
   const vf magic = fill(12582912.0f);  // 1.5 * 2^23: the sum's low bits are the rounded number
   for (int k = 0; k < vectors; k += W) {
     vi whole = as_int(fma(scaled(x, less, k), fill(inverse), magic)) - as_int(magic);
@@ -154,23 +159,24 @@ INLINE float whole_row(const float* x, const float* less, int inputs, int padded
 INLINE float byte_row(const float* x, const float* less, int inputs, int padded, uint8_t* q, int32_t* zero) {
   float low = 0, high = 0;
   int vectors = inputs / W * W;
-  vf a = vf{}, b = vf{};
+  vf a = vf{}, b = vf{}, apart = vf{};
   for (int k = 0; k < vectors; k += W) {
     vf y = scaled(x, less, k);
-    a = vmin(a, y), b = vmax(b, y);
+    a = vmin(a, y), b = vmax(b, y), apart += y - y;
   }
   low = -largest(-a), high = largest(b);
+  float strange = sum(apart);
   for (int k = vectors; k < inputs; k++) {
     float y = less ? x[k] * less[k] : x[k];
-    low = y < low ? y : low, high = y > high ? y : high;
+    low = y < low ? y : low, high = y > high ? y : high, strange += y - y;
   }
-  float scale = (high - low) / 255.0f;
-  if (!(scale > 0)) {
+  float scale = (high - low) / 255.0f, inverse = 255.0f / (high - low);
+  strange += scale - scale;  // two numbers so far apart that nothing counts the distance
+  if (!(scale > 0) || strange != 0 || !std::isfinite(inverse)) {
     memset(q, 0, padded);
     *zero = 0;
-    return 0.0f;
+    return strange != 0 ? NAN : 0.0f;
   }
-  float inverse = 255.0f / (high - low);
   int shift = int(-low * inverse + 0.5f);
   *zero = shift;
   float half = float(shift) + 0.5f;
