@@ -27,6 +27,7 @@ from anytorch.memory.mover import Mover
 from anytorch.memory.sizes import words
 from anytorch.memory.transfers import Copies
 from anytorch.safetensors_files import StoredTensor
+from anytorch.workers import start
 
 if TYPE_CHECKING:
     from anytorch.memory.fitted_model import Fitted
@@ -386,7 +387,7 @@ class Updates:
     def add(self, name: str, do: Callable[[], None], ready: Callable[[], bool]) -> None:
         """Queue a block's update; the block cannot be fetched from now on until it is done.
 
-        Raises RuntimeError, with the block as it was, where the system gives no thread.
+        Raises NoThread, with the block as it was, where the system gives none.
         """
         self._mover.begin_change(name)
         try:
@@ -395,7 +396,7 @@ class Updates:
                     # No daemon: a program that ends after its last step waits for it. A thread that the interpreter ends
                     # in the middle of torch's code takes the process down with it.
                     thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=False)
-                    thread.start()  # begins when `_changed` is free, so it finds what is added next
+                    start(thread)  # begins when `_changed` is free, so it finds what is added next
                     self._thread = thread
                 self._waiting[name] = Work(do, ready)
         except BaseException:

@@ -13,7 +13,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from anytorch.memory.reader import Reader
 from anytorch.memory.sizes import words
 from anytorch.memory.spill import Spill
 from anytorch.safetensors_files import StoredTensor, torch_dtype
+from anytorch.workers import Workers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -421,7 +422,7 @@ class TensorStack(TensorStore):
         given = (config or {}).get("levels") or default_levels()
         self.wanted = [_checked(level, number) for number, level in enumerate(given)]
         super().__init__([level.place for level in self.wanted])
-        self._ahead: ThreadPoolExecutor | None = None
+        self._ahead: Workers | None = None
         self._pending: list[Future[None]] = []
 
     def register(self, key: str, tensor: torch.Tensor, priority: int = 5) -> None:
@@ -435,7 +436,7 @@ class TensorStack(TensorStore):
     def prefetch(self, keys: Sequence[str]) -> None:
         """Begin to bring tensors to level 0 in the background. What level 0 has no room for stays where it is."""
         if self._ahead is None:
-            self._ahead = ThreadPoolExecutor(1, thread_name_prefix="anytorch-prefetch")
+            self._ahead = Workers(1, thread_name_prefix="anytorch-prefetch")
         self._pending = [future for future in self._pending if not future.done()]
         self._pending.append(self._ahead.submit(self.promote, list(keys)))
 
