@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faulty_disk import Counter, each, failing, failing_allocations, failing_threads, recorded
+from tests.faulty_disk import Counter, each, failing, failing_allocations, failing_threads
+from tests.power_loss import recorded
 
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import AnytorchError, OutputError
