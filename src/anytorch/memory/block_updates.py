@@ -40,6 +40,7 @@ OF = "::"  # between a parameter's path and the name of its state
 WORKING = "optimizer step"  # in the ledger
 THREAD_NAME = "anytorch-optimizer"
 POLL_S = 0.0003
+GO_BACK = "go back to the last checkpoint (anytorch.memory.resume_training)"
 
 
 # --- gradients and states ----------------------------------------------------------------------------------------------
@@ -373,6 +374,12 @@ class Work:
     ready: Callable[[], bool]  # are its gradients there? The device sends them in its own time
 
 
+def half_a_step(failure: object) -> ModelError:
+    return ModelError(
+        f"a step of the optimizer failed, so some weights are updated and others are not: {failure}", hint=GO_BACK
+    )
+
+
 class Updates:
     """`add` queues the update of a block, `wait` returns when all are done. A thread exists only while there is work."""
 
@@ -419,10 +426,7 @@ class Updates:
                 self._changed.wait()
             failure, self._failure = self._failure, None
         if failure is not None:
-            raise ModelError(
-                f"a step of the optimizer failed, so some weights are updated and others are not: {failure}",
-                hint="go back to the last checkpoint (anytorch.memory.resume_training)",
-            ) from failure
+            raise half_a_step(failure) from failure
 
     def failed(self) -> bool:
         return self._failure is not None
