@@ -180,7 +180,8 @@ def test_a_step_of_training(home: str, kind: str, every: int, tmp_path: Path) ->
         for again in (training.optimizer.step, partial(save_training, run, training.optimizer, step=2)):
             with pytest.raises(ModelError, match="others are not"):
                 again()
-    assert same(training.state(), second) and told > (0 if every == 1 else -1)
+    assert same(training.state(), second)
+    assert told or (home == "disk" and "thread" in kind)  # the readers' threads are there already
     assert threads() <= before
     training.optimizer.close()
     anytorch.memory.unfit(training.model)
