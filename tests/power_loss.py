@@ -4,7 +4,6 @@ folders that a power loss may leave of it: every prefix of what was written, and
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import shutil
@@ -60,7 +59,7 @@ class Recording:
     folders: set[Number] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     done: Callable[[], int] = lambda: 0  # how far the job is, by its own files
-    found: dict[bytes, State] = field(default_factory=dict)
+    found: dict[frozenset[tuple[str, bytes | None]], State] = field(default_factory=dict)
     _names: dict[Entry, Number] = field(default_factory=dict)
     _numbers: dict[int, Number] = field(default_factory=dict)
     _given: dict[int, int] = field(default_factory=dict)
@@ -146,9 +145,9 @@ class Recording:
                 : 4 if unsure else 1
             ]:
                 tree = self._tree(names, {n: make(n) for n in unsure})
-                told = repr(sorted(tree.items())).encode()
+                told = frozenset(tree.items())  # bytes remember their hash
                 state = State(f"after call {len(self.calls)} ({call})", tree, done)
-                known = self.found.setdefault(hashlib.sha256(told).digest(), state)
+                known = self.found.setdefault(told, state)
                 known.done = max(known.done, done)
 
     def _half(self, number: Number) -> bytes:

@@ -118,10 +118,11 @@ def save_training(
 
 
 def remove_whole(checkpoint: Path) -> None:
-    """Take a checkpoint's name from it first: half of one must not look like one."""
+    """Take a checkpoint's name from it first, on the disk too: half of one must not look like one."""
     gone = checkpoint.with_name(f".{checkpoint.name}.{os.getpid()}.partial")
     try:
         checkpoint.rename(gone)
+        sync_folder(gone.parent)  # else a power loss may leave the name, and not the files
     except OSError as exc:  # it stays, whole
         log.warning("the old checkpoint %s cannot be removed: %s", checkpoint, exc.strerror)
         return
