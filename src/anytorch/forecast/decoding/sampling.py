@@ -252,7 +252,10 @@ class UniformLibrary:
     def __init__(self) -> None:
         self.library: Any = None
         self.builder = threading.Thread(target=self._build, name="anytorch-uniform", daemon=True)
-        self.builder.start()
+        try:
+            self.builder.start()
+        except RuntimeError as exc:
+            log.info("random numbers are drawn by torch: %s", exc)
 
     def _build(self) -> None:
         try:
