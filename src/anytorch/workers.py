@@ -26,7 +26,7 @@ class Workers(ThreadPoolExecutor):
         except RuntimeError as exc:
             if not self._threads:
                 self._work_queue.get_nowait()  # ours: whoever queues holds a lock, and nobody takes anything out
-                raise no_thread(self._thread_name_prefix, exc) from exc
+                raise no_thread(self._thread_name_prefix or "", exc) from exc
             log.info("%s: %d of %d threads do the work: %s", self._thread_name_prefix, len(self._threads),
                      self._max_workers, exc)  # fmt: skip
 
