@@ -96,6 +96,37 @@ def test_a_pass_from_disk(kind: str, tmp_path: Path) -> None:
     assert told > (0 if "thread" in kind else 10)
 
 
+@pytest.mark.parametrize("kind", list(FAULTS)[1:])
+def test_loading_from_files(kind: str, tmp_path: Path) -> None:
+    """A model that runs from its checkpoint: the checkpoint is only read, and the next load is right."""
+    from safetensors.torch import save_file
+
+    plain, x, told = made(), torch.ones(2, WIDTH), 0
+    save_file(plain.state_dict(), tmp_path / "model.safetensors")
+    stored = (tmp_path / "model.safetensors").read_bytes()
+    with torch.no_grad():
+        expected = plain(x)
+    for attempt in each(FAULTS[kind](tmp_path)):
+        before, doing = threads(), "load"
+        model: torch.nn.Module | None = None
+        try:
+            with attempt, torch.no_grad():
+                model = anytorch.memory.load(
+                    made, "cpu", weights=tmp_path, device_budget=ON_DEVICE, speeds=Speeds(10.0, 2.0)
+                )
+                doing = "pass"
+                assert torch.equal(model(x), expected)
+        except Exception as exc:  # noqa: BLE001
+            assert isinstance(exc, AnytorchError) or (doing == "pass" and is_out_of_memory(exc)), f"{attempt}: {exc!r}"
+            told += 1
+        if model is not None:
+            with torch.no_grad():
+                assert torch.equal(model(x), expected), str(attempt)
+            anytorch.memory.fitted(model).close()
+        assert threads() <= before, f"{attempt} left a thread"
+    assert told > (0 if "thread" in kind else 3) and (tmp_path / "model.safetensors").read_bytes() == stored
+
+
 def test_a_long_read_by_fewer_threads(tmp_path: Path) -> None:
     """A block of several parts is read by several threads, or by those that there are; nothing of a failed read follows."""
     tensor = torch.arange(3 * 2**20, dtype=torch.int32)

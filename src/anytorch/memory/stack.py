@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytorch import interrupts, settings
+from anytorch import interrupts, logs, settings
 from anytorch.devices.choose import resolve
 from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory.buffers import host_buffer
@@ -37,6 +37,7 @@ from anytorch.workers import Workers
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+log = logs.logger(__name__)
 MIB = 2**20
 BOUNCE = 4 * MIB
 NAME = "tensor"  # of the one tensor in a file
@@ -349,7 +350,10 @@ class TensorStore:
     def _discard(self, value: torch.Tensor | StoredTensor) -> None:
         if isinstance(value, StoredTensor):
             self._reader.forget(value.path)
-            Path(value.path).unlink(missing_ok=True)
+            try:
+                Path(value.path).unlink(missing_ok=True)
+            except OSError as exc:  # it goes with its folder; the books, which follow, must not stop here
+                log.warning("%s cannot be removed before the store is closed: %s", value.path, exc.strerror)
 
     def _value(self, entry: Entry) -> torch.Tensor:
         """An entry's tensor; one on disk is read into host memory, without the lock."""
