@@ -253,6 +253,14 @@ def _patch_libraries(
 # --- threads and memory ------------------------------------------------------------------------------------------------
 
 
+def left_since(before: set[threading.Thread]) -> list[str]:
+    """The names of threads that are there now, were not before, and do not end."""
+    new = set(threading.enumerate()) - before
+    for thread in new:
+        thread.join(10)  # one that has done its work may need a moment to end
+    return sorted(thread.name for thread in new if thread.is_alive())
+
+
 @contextmanager
 def failing_threads(at: int, *, on: bool = False) -> Iterator[Counter]:
     """A context in which the system refuses the `at`-th thread; with `on` also every later one."""

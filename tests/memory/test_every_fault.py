@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.faulty_disk import Counter, each, failing, failing_allocations, failing_threads
+from tests.faulty_disk import Counter, each, failing, failing_allocations, failing_threads, left_since
 
 import anytorch
 from anytorch.devices.oom import is_out_of_memory
@@ -54,10 +54,6 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*"))
 
 
-def threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.is_alive()}
-
-
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_pass_from_disk(kind: str, tmp_path: Path) -> None:
     """Fitting, two passes and bringing the weights back."""
@@ -66,7 +62,7 @@ def test_a_pass_from_disk(kind: str, tmp_path: Path) -> None:
         expected = plain(x)
     told = 0
     for attempt in each(FAULTS[kind](disk)):
-        model, before, doing = made(), threads(), "fit"
+        model, before, doing = made(), set(threading.enumerate()), "fit"
         with attempt, torch.no_grad():
             try:
                 fit(model, disk)
@@ -86,7 +82,7 @@ def test_a_pass_from_disk(kind: str, tmp_path: Path) -> None:
         if doing in ("pass", "unfit"):
             anytorch.memory.unfit(model)
         assert same(weights(model), weights(plain)), f"{attempt}: other weights"
-        assert threads() <= before, f"{attempt} left a thread"
+        assert not left_since(before), f"{attempt} left a thread"
         if doing:
             assert not left_in(disk), f"{attempt} left files"
         elif left_in(disk):  # what could not be removed
@@ -107,7 +103,7 @@ def test_loading_from_files(kind: str, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = plain(x)
     for attempt in each(FAULTS[kind](tmp_path)):
-        before, doing = threads(), "load"
+        before, doing = set(threading.enumerate()), "load"
         model: torch.nn.Module | None = None
         try:
             with attempt, torch.no_grad():
@@ -123,7 +119,7 @@ def test_loading_from_files(kind: str, tmp_path: Path) -> None:
             with torch.no_grad():
                 assert torch.equal(model(x), expected), str(attempt)
             anytorch.memory.fitted(model).close()
-        assert threads() <= before, f"{attempt} left a thread"
+        assert not left_since(before), f"{attempt} left a thread"
     assert told > (0 if "thread" in kind else 3) and (tmp_path / "model.safetensors").read_bytes() == stored
 
 
@@ -184,13 +180,13 @@ class Training:
 @pytest.mark.parametrize(("home", "kind"), JOBS)
 def test_a_step_of_training(home: str, kind: str, every: int, tmp_path: Path) -> None:
     """A step that fails is told, not taken again nor saved, and training goes on from its checkpoint to the same end."""
-    disk, run = tmp_path / "disk", tmp_path / "run"
+    disk, run, before = tmp_path / "disk", tmp_path / "run", set(threading.enumerate())
     training = Training(disk, home)
     training.step(1)
     save_training(run, training.optimizer, step=1)
     first = training.state()
     training.step(2)
-    second, before, told = training.state(), threads(), 0
+    second, told = training.state(), 0
     for attempt in each(FAULTS[kind](disk), step=every):
         found = resume_training(run, training.optimizer)
         assert found is not None and found["step"] == 1 and same(training.state(), first), str(attempt)
@@ -213,10 +209,9 @@ def test_a_step_of_training(home: str, kind: str, every: int, tmp_path: Path) ->
                 again()
     assert same(training.state(), second)
     assert told or (home == "disk" and "thread" in kind)  # the readers' threads are there already
-    assert threads() <= before
     training.optimizer.close()
     anytorch.memory.unfit(training.model)
-    assert not left_in(disk)
+    assert not left_in(disk) and not left_since(before)
 
 
 def test_resuming_that_fails_is_neither_gone_on_with_nor_saved(tmp_path: Path) -> None:

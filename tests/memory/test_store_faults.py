@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.faulty_disk import each, failing, failing_allocations
+from tests.faulty_disk import each, failing, failing_allocations, left_since
 
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import AnytorchError
@@ -63,7 +63,7 @@ def test_no_tensor_is_lost(kind: str, tmp_path: Path) -> None:
             assert found is not None and torch.equal(found, values[number]), f"{attempt}: {number} is lost"
         check_books(store, str(attempt))
         store.close()
-        assert set(threading.enumerate()) <= before, f"{attempt} left a thread"
+        assert not left_since(before), f"{attempt} left a thread"
         if any(disk.rglob("*")):  # what could not be removed goes at the next start
             assert attempt.counter.name in ("unlink", "rmdir", "open"), str(attempt)
             Spill(disk).close()

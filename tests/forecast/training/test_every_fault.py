@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.faulty_disk import each, failing, failing_allocations, failing_threads
+from tests.faulty_disk import each, failing, failing_allocations, failing_threads, left_since
 
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import AnytorchError
@@ -72,7 +72,7 @@ def test_the_next_run_ends_with_the_same_bits(
             )
             told += 1
             run()
-        assert set(threading.enumerate()) <= before, f"{attempt} left a thread"
+        assert not left_since(before), f"{attempt} left a thread"
         found = ended(folder)
         assert found[:2] == (best, log) and all(map(torch.equal, found[2], state)), f"{attempt}: another end"
         left = [path.name for path in folder.rglob(".*")]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faulty_disk import Counter, each, failing, failing_allocations, failing_threads
+from tests.faulty_disk import Counter, each, failing, failing_allocations, failing_threads, left_since
 from tests.power_loss import recorded
 
 from anytorch.devices.oom import is_out_of_memory
@@ -52,10 +52,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*"))
 
 
-def threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.is_alive()}
-
-
 @pytest.mark.parametrize("resumed", [False, True], ids=["begun", "resumed"])
 @pytest.mark.parametrize("kind", FAULTS)
 def test_whatever_fails_the_next_run_goes_on(
@@ -73,7 +69,7 @@ def test_whatever_fails_the_next_run_goes_on(
     for attempt in each(FAULTS[kind](folder)):
         shutil.rmtree(folder)
         shutil.copytree(begin, folder)
-        kept, before = finished_rows(folder / "out.parquet"), threads()
+        kept, before = finished_rows(folder / "out.parquet"), set(threading.enumerate())
         with attempt:
             try:
                 run()
@@ -81,7 +77,7 @@ def test_whatever_fails_the_next_run_goes_on(
                 told += 1
                 assert str(folder) in exc.message or "no thread" in exc.message, (str(attempt), exc)
                 assert "nothing has been computed" not in exc.message or not kept, "the message denies what is kept"
-        assert threads() <= before, f"{attempt} left a thread"
+        assert not left_since(before), f"{attempt} left a thread"
         if not (folder / "out.parquet").exists():
             assert finished_rows(folder / "out.parquet") >= kept, f"{attempt} lost rows"
         assert run().resumed >= kept, str(attempt)
@@ -100,7 +96,7 @@ def test_a_file_without_a_journal_stays_as_it_was(kind: str, ending: str, tmp_pa
     whole, told = target.read_bytes(), 0
     for attempt in each(FAULTS[kind](folder)):
         target.write_bytes(b"what was there")
-        before = threads()
+        before = set(threading.enumerate())
         with attempt:
             try:
                 write_vectors(engine, iter(TEXTS), target)
@@ -108,7 +104,7 @@ def test_a_file_without_a_journal_stays_as_it_was(kind: str, ending: str, tmp_pa
                 assert isinstance(exc, AnytorchError) or is_out_of_memory(exc), f"{attempt}: {exc!r}"
                 told += 1
         assert target.read_bytes() in (whole, b"what was there") and names(folder) == [target.name], str(attempt)
-        assert threads() <= before, f"{attempt} left a thread"
+        assert not left_since(before), f"{attempt} left a thread"
     assert told > 0 or "read" in kind
     assert target.read_bytes() == whole
 
