@@ -30,6 +30,7 @@ LAYERS = [
         "safetensors_files",
         "child_process",
         "pictures",
+        "workers",
     },
     {"probe"},
     {"measured"},  # the only tuner: whoever measures brings the device's clock

@@ -16,6 +16,7 @@ AnytorchError                what was asked, what was found, then a `hint:` line
 │   ├── CompilerMissing      no C++ compiler was found, and no earlier build is in the cache
 │   └── CompilerFailed       the compiler was run and did not give a library that loads; carries what it said
 ├── QueueFull                too many requests are waiting; the same one may be welcome later
+├── NoThread                 the system starts no thread for the work; nothing was begun
 ├── DeviceError              the device said no; the command line exits with 1
 │   ├── DeviceUnavailable    asked for strictly, not usable here; carries the reasons
 │   ├── DeviceLost           the driver or the card went away
@@ -125,6 +126,9 @@ class CompilerFailed(NativeUnavailable):
 
 
 class QueueFull(AnytorchError): ...
+
+
+class NoThread(AnytorchError): ...
 
 
 class DeviceError(AnytorchError): ...

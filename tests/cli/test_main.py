@@ -397,3 +397,24 @@ def test_a_disk_that_takes_no_more_is_not_called_our_bug(
     told = cli("completion", "bash")
     assert told.status == 1 and f"settings.json cannot be written or read: {os.strerror(number)}" in told.err
     assert words in told.err and "bug" not in told.err
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (RuntimeError("can't start new thread"), ("the system gives no thread", "ulimit -u")),
+        (MemoryError("Unable to allocate 8.00 GiB"), ("out of memory: Unable to allocate", "process less at once")),
+    ],
+    ids=["no thread", "no memory"],
+)
+def test_what_the_system_refuses_is_no_bug(
+    raised: Exception, told: tuple[str, str], cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever library asked for it."""
+
+    def refused(*_: object) -> int:
+        raise raised
+
+    monkeypatch.setattr(main_module, "load", refused)
+    answer = cli("version")
+    assert answer.status == 1 and all(words in answer.err for words in told) and "bug" not in answer.err

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.faulty_disk import PowerLoss, failing
+from tests.power_loss import recorded
 
 import anytorch
 from anytorch.errors import AnytorchError, ModelError, UsageError
@@ -216,6 +217,29 @@ def test_whatever_fails_while_saving_nothing_is_lost(
             break
     assert told > 20 and at > 30
     take_step(model, optimizer, 4)
+    newest = save_training(folder, optimizer, step=4)
+    assert resume.checkpoints(folder)[-1] == newest and not list(folder.glob(".*"))
+    anytorch.memory.fitted(model).close()
+
+
+def test_a_power_loss_leaves_whole_checkpoints_whatever_the_order_of_writes(tmp_path: Path) -> None:
+    """Between two syncs a disk may write in any order: the third save, which removes the first, at every moment of it."""
+    model, optimizer = training(tmp_path, layers=2)
+    folder = tmp_path / "run"
+    for step in (1, 2):
+        take_step(model, optimizer, step)
+        save_training(folder, optimizer, step=step)
+    take_step(model, optimizer, 3)
+    with recorded(folder, lambda: len(resume.checkpoints(folder))) as recording:
+        save_training(folder, optimizer, step=3)
+    states = recording.states()
+    for state in {repr({n: d for n, d in one.tree.items() if n[0] != "."}): one for one in states}.values():
+        recording.restore(state)
+        found = resume.checkpoints(folder)
+        assert len(found) >= 2, f"{state}: there is none to go back to"
+        wrong = [why for checkpoint in found if (why := resume.read_verified(checkpoint)[1])]
+        assert not wrong, f"{state}: half of one looks like one: {wrong}"
+    assert len(states) > 60
     newest = save_training(folder, optimizer, step=4)
     assert resume.checkpoints(folder)[-1] == newest and not list(folder.glob(".*"))
     anytorch.memory.fitted(model).close()

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import anytorch
-from anytorch.errors import ModelError
+from anytorch.errors import ModelError, NoThread
 from anytorch.memory.training import TieredOptimizer
 
 WIDTH = 64
@@ -194,7 +194,7 @@ def test_a_system_without_another_thread(tmp_path: Path, monkeypatch: pytest.Mon
     loss_of(model).backward()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
+        with pytest.raises(NoThread, match="can't start new thread"):
             optimizer.step()
     assert within(120, optimizer.wait)
     assert within(120, lambda: loss_of(model))

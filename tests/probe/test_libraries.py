@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from tests.faulty_disk import failing_threads
 
 from anytorch.probe import snapshot
 from anytorch.probe.cards import read_level_zero
@@ -45,3 +46,9 @@ def test_no_level_zero() -> None:
 def test_an_nvml_that_hangs_is_left_behind(stubs: str) -> None:
     report = read_nvml(stubs, timeout_s=0.1)
     assert report.code is None and "did not answer within 0.1 s" in (report.error or "")
+
+
+def test_a_system_without_another_thread_asks_no_library() -> None:
+    with failing_threads(1):
+        report = read_nvml("libnvidia-ml.so.1")
+    assert "was not asked: can't start new thread" in str(report)

@@ -98,6 +98,10 @@ def _run(arguments: list[str], output: Output) -> int:
         return _bug(exc, output) if missing is None else _told(missing, output)
     except Exception as exc:  # noqa: BLE001  (the last line of defence: said, never swallowed)
         from anytorch.devices.oom import is_out_of_memory
+        from anytorch.workers import REFUSED, no_thread
+
+        if isinstance(exc, RuntimeError) and str(exc) == REFUSED:  # a thread of a library
+            return _told(no_thread("", exc), output)
 
         if not is_out_of_memory(exc):
             return _bug(exc, output)

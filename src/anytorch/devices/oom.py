@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from anytorch import logs
 from anytorch.devices.memory import cleanup
-from anytorch.errors import OutOfMemory, UsageError
+from anytorch.errors import AnytorchError, OutOfMemory, UsageError
 from anytorch.measured import store
 from anytorch.measured.verdict import NO_MEMORY, Question, Trial, Verdict
 
@@ -60,6 +61,20 @@ def is_out_of_memory(exc: BaseException) -> bool:
             return True
         link = link.__cause__
     return False
+
+
+@contextmanager
+def telling_out_of_memory(doing: str, hint: str) -> Iterator[None]:
+    """A context that turns memory that ran out, in torch's words or another library's, into OutOfMemory with this hint."""
+    try:
+        yield
+    except AnytorchError:
+        raise
+    except Exception as exc:
+        if not is_out_of_memory(exc):
+            raise
+        why = (str(exc).splitlines() or [""])[0] or type(exc).__name__
+        raise OutOfMemory(f"out of memory while {doing}: {why}", hint=hint) from exc
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 from anytorch import logs
 from anytorch.counts import counted
 from anytorch.errors import QueueClosed, QueueFull
+from anytorch.workers import start
 
 log = logs.logger(__name__)
 
@@ -98,7 +99,7 @@ class ForecastQueue:
         self._jobs: deque[PendingForecast] = deque()
         self._closing = False
         self._worker = threading.Thread(target=self._work, name="anytorch-forecast", daemon=True)
-        self._worker.start()
+        start(self._worker)
 
     def submit(self, history: Any, terms: Terms, timeout_s: float | None = None, *, ahead: Any = None) -> Future[Any]:
         """Queue a forecast and return it pending. Raises QueueFull, or TimeoutError if `timeout_s` cannot be met.

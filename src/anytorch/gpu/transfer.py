@@ -10,11 +10,12 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from anytorch.gpu.buffers import Buffer
 from anytorch.gpu.native import READBACK, UPLOAD, GpuError, ffi, lib
+from anytorch.workers import Workers
 
 if TYPE_CHECKING:
     from anytorch.gpu.runtime import Runtime
@@ -26,7 +27,7 @@ PIECE = 2 << 20  # waking a thread costs as much as moving half a megabyte
 THREADS = 16
 IN_FLIGHT = 8
 
-_workers: list[ThreadPoolExecutor] = []
+_workers: list[Workers] = []
 
 
 def start_move(destination: int, source: int, nbytes: int) -> Future[Any]:
@@ -34,7 +35,7 @@ def start_move(destination: int, source: int, nbytes: int) -> Future[Any]:
     if not _workers:
         import os
 
-        _workers.append(ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), thread_name_prefix="anytorch-copy"))
+        _workers.append(Workers(min(THREADS, os.cpu_count() or 1), thread_name_prefix="anytorch-copy"))
     return _workers[0].submit(ctypes.memmove, destination, source, nbytes)
 
 

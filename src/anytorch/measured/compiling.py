@@ -42,12 +42,23 @@ class Compiling:
         self.done: set[Key] = set()
         self.stopping = False
         count = min(COMPILERS, max(1, (os.cpu_count() or 1) // 2), len(tasks))
-        self.threads = [threading.Thread(target=self._work, name="anytorch-compile", daemon=True) for _ in range(count)]
-        self.at_work = count
+        self.threads: list[threading.Thread] = []
+        self.at_work = 0
         if count:
             atexit.register(self.stop)
-        for thread in self.threads:
-            thread.start()
+        for _ in range(count):
+            thread = threading.Thread(target=self._work, name="anytorch-compile", daemon=True)
+            with _lock:  # it counts itself out when it ends
+                try:
+                    thread.start()
+                except RuntimeError as exc:  # fewer compile beside; with none, what is used is compiled when it is used
+                    log.info("%d of %d threads compile: %s", len(self.threads), count, exc)
+                    break
+                self.threads.append(thread)
+                self.at_work += 1
+        if count and not self.threads:
+            self.waiting.clear()
+            atexit.unregister(self.stop)
 
     def _work(self) -> None:
         with quick_turns():

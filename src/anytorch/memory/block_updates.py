@@ -27,6 +27,7 @@ from anytorch.memory.mover import Mover
 from anytorch.memory.sizes import words
 from anytorch.memory.transfers import Copies
 from anytorch.safetensors_files import StoredTensor
+from anytorch.workers import start
 
 if TYPE_CHECKING:
     from anytorch.memory.fitted_model import Fitted
@@ -39,6 +40,7 @@ OF = "::"  # between a parameter's path and the name of its state
 WORKING = "optimizer step"  # in the ledger
 THREAD_NAME = "anytorch-optimizer"
 POLL_S = 0.0003
+GO_BACK = "go back to the last checkpoint (anytorch.memory.resume_training)"
 
 
 # --- gradients and states ----------------------------------------------------------------------------------------------
@@ -372,6 +374,12 @@ class Work:
     ready: Callable[[], bool]  # are its gradients there? The device sends them in its own time
 
 
+def half_a_step(failure: object) -> ModelError:
+    return ModelError(
+        f"a step of the optimizer failed, so some weights are updated and others are not: {failure}", hint=GO_BACK
+    )
+
+
 class Updates:
     """`add` queues the update of a block, `wait` returns when all are done. A thread exists only while there is work."""
 
@@ -386,7 +394,7 @@ class Updates:
     def add(self, name: str, do: Callable[[], None], ready: Callable[[], bool]) -> None:
         """Queue a block's update; the block cannot be fetched from now on until it is done.
 
-        Raises RuntimeError, with the block as it was, where the system gives no thread.
+        Raises NoThread, with the block as it was, where the system gives none.
         """
         self._mover.begin_change(name)
         try:
@@ -395,7 +403,7 @@ class Updates:
                     # No daemon: a program that ends after its last step waits for it. A thread that the interpreter ends
                     # in the middle of torch's code takes the process down with it.
                     thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=False)
-                    thread.start()  # begins when `_changed` is free, so it finds what is added next
+                    start(thread)  # begins when `_changed` is free, so it finds what is added next
                     self._thread = thread
                 self._waiting[name] = Work(do, ready)
         except BaseException:
@@ -418,10 +426,7 @@ class Updates:
                 self._changed.wait()
             failure, self._failure = self._failure, None
         if failure is not None:
-            raise ModelError(
-                f"a step of the optimizer failed, so some weights are updated and others are not: {failure}",
-                hint="go back to the last checkpoint (anytorch.memory.resume_training)",
-            ) from failure
+            raise half_a_step(failure) from failure
 
     def failed(self) -> bool:
         return self._failure is not None

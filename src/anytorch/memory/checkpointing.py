@@ -20,6 +20,7 @@ from anytorch.errors import UsageError
 from anytorch.memory.fitted_model import HANDLE
 from anytorch.memory.fitting import fitted
 from anytorch.memory.module_patches import ACTIVATIONS as RECORD
+from anytorch.workers import start
 
 WAYS = ("keep", "checkpoint", "offload")
 
@@ -53,7 +54,7 @@ def load_compiler() -> None:
     """torch's checkpoint loads dynamo when it is first called. That import keeps the frames it was called from for ever, and
     with them the model whose forward was running: so it is done in a thread, whose frames hold nothing."""
     thread = threading.Thread(target=importlib.import_module, args=("torch._dynamo",), name="anytorch-import")
-    thread.start()
+    start(thread)
     thread.join()
 
 

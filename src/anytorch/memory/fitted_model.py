@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from anytorch.devices.oom import telling_out_of_memory
 from anytorch.errors import UsageError
 from anytorch.memory.formats import pack_block, packing_of, unpacked_nbytes
 from anytorch.memory.homes import BlockHomes, FittedState, device_buffer
@@ -78,14 +80,15 @@ class Fitted(FittedState):
 
         On any failure everything is given back and the parameters have the values they had; then the failure is raised.
         """
-        try:
-            self._open(images)
-            for name in self.found.groups:
-                (self._place_file if from_files else self._place)(name)
-            self._start()
-        except BaseException:
-            self.close() if from_files else self.put_back()
-            raise
+        with telling_out_of_memory("fitting the model", "nothing was changed: free memory, or lower the budgets"):
+            try:
+                self._open(images)
+                for name in self.found.groups:
+                    (self._place_file if from_files else self._place)(name)
+                self._start()
+            except BaseException:
+                self.close() if from_files else self.put_back()
+                raise
 
     def _open(self, images: dict[str, Image]) -> None:
         """Reserve and allocate what moves blocks, and what stays on the device whatever the plan."""
@@ -220,9 +223,10 @@ class Fitted(FittedState):
         target = torch.device(device) if device is not None else None
         if self.running is not None:
             self.running.finish()
-        if target is not None:
-            self.move_extras(target)
-        self.put_back(target)
+        with telling_out_of_memory("bringing all weights back", "the model stays fitted: free memory and try again"):
+            if target is not None:
+                self.move_extras(target)
+            self.put_back(target)
 
     def put_back(self, target: torch.device | None = None) -> None:
         """Every parked parameter gets its values in memory of its own, then all files, threads and buffers go."""
@@ -281,15 +285,19 @@ class Fitted(FittedState):
         for parameter in self._parked():
             give_up(parameter)
         self._moved.clear()
-        if self.running is not None:
-            self.running.close()
-            self.running = None
-        if hasattr(self, "mover"):
-            self.mover.close()
-        if hasattr(self, "block_homes"):
-            self.block_homes.close()
-            _give_back(self.reader, self.block_homes.spills)
-        self.reader.close()
+        with ExitStack() as stack:  # from the last to the first, and all of them, also when one fails
+            stack.callback(self._let_go)
+            stack.callback(self.reader.close)
+            if hasattr(self, "block_homes"):
+                stack.callback(_give_back, self.reader, self.block_homes.spills)
+                stack.callback(self.block_homes.close)
+            if hasattr(self, "mover"):
+                stack.callback(self.mover.close)
+            if self.running is not None:
+                stack.callback(self.running.close)
+                self.running = None
+
+    def _let_go(self) -> None:
         if self._finalizer is not None:
             self._finalizer.detach()
         if self.live is not None:

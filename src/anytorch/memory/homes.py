@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from anytorch import logs
 from anytorch.errors import BudgetTooSmall, ModelError
 from anytorch.memory.buffers import HostArena, host_buffer, parts_of, scatter
 from anytorch.memory.formats import Packing, pack_block, whole_tensors
@@ -23,6 +24,7 @@ from anytorch.memory.types import TierPlan, Tiers
 from anytorch.memory.units import Found
 from anytorch.safetensors_files import StoredTensor, map_file
 
+log = logs.logger(__name__)
 MIB = 2**20
 LOAD_CHUNK = 16 * MIB
 LOADING = "set-up"  # in the ledger
@@ -181,9 +183,15 @@ class BlockHomes:
         return self.spills[0]
 
     def remove_file(self, path: str) -> None:
-        """Remove a file of our own. An open one would keep its space on the disk, so it is closed, too."""
+        """Remove a file of our own. An open one would keep its space on the disk, so it is closed, too.
+
+        One that cannot be removed goes with its folder: what replaced it is there, and the work goes on.
+        """
         self._reader.forget(path)
-        Path(path).unlink(missing_ok=True)
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError as exc:
+            log.warning("%s cannot be removed and takes its space until the model is closed: %s", path, exc.strerror)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 

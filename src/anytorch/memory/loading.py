@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from anytorch import logs
+from anytorch.devices.oom import telling_out_of_memory
 from anytorch.errors import ModelError, UsageError
 from anytorch.files import parse_json
 from anytorch.memory.fitted_model import Fitted
@@ -27,6 +28,7 @@ from anytorch.safetensors_files import StoredTensor, check_layers, locate_tensor
 log = logs.logger(__name__)
 
 
+@telling_out_of_memory("loading the model", "nothing is left of it: free memory, or lower the budgets")
 def load(
     source: str | Path | Callable[[], nn.Module],
     device: str | torch.device | None = "auto",

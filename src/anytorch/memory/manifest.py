@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from anytorch.files import NOT_THERE, parse_json, replace_file
 from anytorch.native.sums import crc32, file_crc32
+from anytorch.workers import Workers
 
 MANIFEST = "sums.json"
 FORMAT = 1
@@ -54,7 +54,7 @@ def problem_of(folder: Path, read: Iterable[str] = ()) -> str:
     more = [name for name in read if name not in entries and (folder / name).exists()]
     if more:
         return f"{more[0]} was not written with it"
-    with ThreadPoolExecutor(min(THREADS, max(1, len(wanted)))) as pool:
+    with Workers(min(THREADS, max(1, len(wanted))), "anytorch-sums") as pool:
         found = pool.map(lambda path: _problem_of_file(path, wanted[path]), wanted)
         return next((f"{path.relative_to(folder)} {why}" for path, why in zip(wanted, found, strict=True) if why), "")
 

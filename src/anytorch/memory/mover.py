@@ -85,6 +85,7 @@ class Mover:
         self._space = RingSpace(state.plan.ring_nbytes)
         self._changed = threading.Condition(threading.RLock())
         self._changing: set[str] = set()  # blocks whose image at home is being written: not to be fetched
+        self._no_ring = torch.empty(0, dtype=torch.uint8)  # made now: `close` must not need memory
         self.ring = device_buffer(state.ledger, "ring", state.plan.ring_nbytes, state.device)
         self._closed = False
 
@@ -385,7 +386,7 @@ class Mover:
         wait(_unfinished(leaving))
         self._transfers.close()
         self.ledger.release("device", "ring")
-        self.ring = torch.empty(0, dtype=torch.uint8)
+        self.ring = self._no_ring
 
 
 def _unfinished(blocks: Iterable[RingBlock]) -> list[Future[None]]:

@@ -14,7 +14,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from anytorch.memory.images import Piece, from_files, views_of
 from anytorch.memory.sizes import PAGE, round_up
 from anytorch.native.sums import crc32_parts
 from anytorch.safetensors_files import DIGITS, StoredTensor
+from anytorch.workers import Workers
 
 if TYPE_CHECKING:
     import torch
@@ -150,7 +151,7 @@ class Reader:
         self._files: dict[tuple[str, bool], File] = {}
         self._lock = threading.Lock()
         self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=THREAD_NAME)
+        self._pool = Workers(threads, thread_name_prefix=THREAD_NAME)
         self._closed = False
 
     def submit(self, work: Callable[[], None]) -> Future[None]:

@@ -18,6 +18,7 @@ import random
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def save_training(
     if keep < 1:
         raise UsageError(f"keep={keep}: at least the newest checkpoint is kept")
     optimizer.wait()  # raises if a step that ran beside the device failed: half of one is not worth keeping
+    optimizer.check_whole()
     root = Path(folder)
     partial = root / f".{PREFIX}{step:08d}.{os.getpid()}.partial"
     try:
@@ -116,10 +118,11 @@ def save_training(
 
 
 def remove_whole(checkpoint: Path) -> None:
-    """Take a checkpoint's name from it first: half of one must not look like one."""
+    """Take a checkpoint's name from it first, on the disk too: half of one must not look like one."""
     gone = checkpoint.with_name(f".{checkpoint.name}.{os.getpid()}.partial")
     try:
         checkpoint.rename(gone)
+        sync_folder(gone.parent)  # else a power loss may leave the name, and not the files
     except OSError as exc:  # it stays, whole
         log.warning("the old checkpoint %s cannot be removed: %s", checkpoint, exc.strerror)
         return
@@ -138,16 +141,12 @@ def resume_training(folder: str | Path, optimizer: TieredOptimizer) -> dict[str,
         return None
     newest, meta = newest_whole(found)
     check_belongs(newest, meta, optimizer)
-    optimizer.give_up()
-    reader = Reader()
-    try:
+    with optimizer.replacing(), closing(Reader()) as reader:
         _load_weights(optimizer, newest / "model", reader)
         _give_streamed(optimizer, newest / "optimizer", meta, reader)
         resident = newest / "optimizer" / RESIDENT
         tensors = reader.read_tensors(read_header(resident)[0].values()) if resident.exists() else {}
         _give_resident(optimizer, tensors, meta["resident_numbers"])
-    finally:
-        reader.close()
     for group, options in zip(optimizer.param_groups, meta["param_groups"], strict=True):  # as many: `check_belongs`
         group.update(
             {key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in options.items()}

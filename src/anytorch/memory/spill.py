@@ -50,12 +50,7 @@ class Spill:
             self.parent.mkdir(parents=True, exist_ok=True)
             remove_stale(self.parent)
             token = f"{os.getpid()}-{secrets.token_hex(4)}"
-            hidden = self.parent / f".{PREFIX}{token}"
-            hidden.mkdir()
-            self._lock = os.open(hidden / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-            if fcntl is not None:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.folder = hidden.rename(self.parent / f"{PREFIX}{token}")  # seen by others only when it is locked
+            self._lock, self.folder = self._made(self.parent / f".{PREFIX}{token}", self.parent / f"{PREFIX}{token}")
         except OSError as exc:
             raise UsageError(
                 f"cannot use {self.parent} as the disk level: it is not writable ({exc.strerror})",
@@ -65,6 +60,22 @@ class Spill:
         self._number = 0
         self._writing = threading.Lock()  # the bounce buffer serves one file at a time
         self._closed = False
+
+    @staticmethod
+    def _made(hidden: Path, folder: Path) -> tuple[int, Path]:
+        """Make the folder and hold its lock. Raises OSError, leaving nothing."""
+        lock = None
+        hidden.mkdir()
+        try:
+            lock = os.open(hidden / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock, hidden.rename(folder)  # seen by others only when it is locked
+        except BaseException:
+            if lock is not None:
+                os.close(lock)
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, StoredTensor]:
         """Write one complete file; returns where each tensor lies. Raises OutOfMemory on a full disk, leaving nothing."""
@@ -78,8 +89,15 @@ class Spill:
     def _write_whole(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         partial = path.with_suffix(".partial")
         try:
-            self._write(partial, tensors)
-            partial.replace(path)
+            try:
+                self._write(partial, tensors)
+                partial.replace(path)
+            except BaseException:
+                with contextlib.suppress(
+                    OSError
+                ):  # what stays goes with the folder; the first failure is the one to tell
+                    partial.unlink(missing_ok=True)
+                raise
         except OSError as exc:
             nbytes = sum(tensor.nbytes for tensor in tensors.values())
             if exc.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -88,8 +106,6 @@ class Spill:
                     hint="free space there or name another folder with disk=…",
                 ) from exc
             raise UsageError(f"cannot write to {self.folder}: {exc.strerror}", hint="name another folder") from exc
-        finally:
-            partial.unlink(missing_ok=True)
 
     def _write(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         layout = file_layout(tensors)

@@ -13,7 +13,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytorch import interrupts, settings
+from anytorch import interrupts, logs, settings
 from anytorch.devices.choose import resolve
 from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory.buffers import host_buffer
@@ -32,10 +32,12 @@ from anytorch.memory.reader import Reader
 from anytorch.memory.sizes import words
 from anytorch.memory.spill import Spill
 from anytorch.safetensors_files import StoredTensor, torch_dtype
+from anytorch.workers import Workers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+log = logs.logger(__name__)
 MIB = 2**20
 BOUNCE = 4 * MIB
 NAME = "tensor"  # of the one tensor in a file
@@ -348,7 +350,10 @@ class TensorStore:
     def _discard(self, value: torch.Tensor | StoredTensor) -> None:
         if isinstance(value, StoredTensor):
             self._reader.forget(value.path)
-            Path(value.path).unlink(missing_ok=True)
+            try:
+                Path(value.path).unlink(missing_ok=True)
+            except OSError as exc:  # it goes with its folder; the books, which follow, must not stop here
+                log.warning("%s cannot be removed before the store is closed: %s", value.path, exc.strerror)
 
     def _value(self, entry: Entry) -> torch.Tensor:
         """An entry's tensor; one on disk is read into host memory, without the lock."""
@@ -421,7 +426,7 @@ class TensorStack(TensorStore):
         given = (config or {}).get("levels") or default_levels()
         self.wanted = [_checked(level, number) for number, level in enumerate(given)]
         super().__init__([level.place for level in self.wanted])
-        self._ahead: ThreadPoolExecutor | None = None
+        self._ahead: Workers | None = None
         self._pending: list[Future[None]] = []
 
     def register(self, key: str, tensor: torch.Tensor, priority: int = 5) -> None:
@@ -435,7 +440,7 @@ class TensorStack(TensorStore):
     def prefetch(self, keys: Sequence[str]) -> None:
         """Begin to bring tensors to level 0 in the background. What level 0 has no room for stays where it is."""
         if self._ahead is None:
-            self._ahead = ThreadPoolExecutor(1, thread_name_prefix="anytorch-prefetch")
+            self._ahead = Workers(1, thread_name_prefix="anytorch-prefetch")
         self._pending = [future for future in self._pending if not future.done()]
         self._pending.append(self._ahead.submit(self.promote, list(keys)))
 

@@ -24,6 +24,7 @@ from torch import nn
 from anytorch import logs
 from anytorch.errors import ModelError, UsageError
 from anytorch.memory.block_updates import (
+    GO_BACK,
     WORKING,
     BlockStep,
     Factory,
@@ -31,6 +32,7 @@ from anytorch.memory.block_updates import (
     OptimizerStates,
     Options,
     Updates,
+    half_a_step,
     options_of,
     reserve_working_memory,
     trained_of,
@@ -95,6 +97,8 @@ class TieredOptimizer(torch.optim.Optimizer):
                 proved(decoupled(kind, defaults), dtype)  # compiled and compared now, not in the middle of a step
         self._step_block = BlockStep(self.fitted, factory, self._trained.groups, self.states)
         self._updates = Updates(self.fitted.mover, list(self.fitted.found.groups))
+        self._changing = False  # has the step begun to change weights?
+        self._half_done = ""  # what left the weights those of no step, in words
         self._early: set[str] = set()  # blocks that were updated, or wait for it, before the step was asked for
         self._accumulating = 0
         if overlap == "backward":
@@ -167,13 +171,36 @@ class TieredOptimizer(torch.optim.Optimizer):
     # --- the step --------------------------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient. Blocks are done one after another, each complete before the next."""
+        """Update every parameter that has a gradient. Blocks are done one after another, each complete before the next.
+
+        Raises ModelError if that ends half way (a full disk, no memory), and at every step from then on, until the weights
+        are a checkpoint's again (`resume_training`): whoever tries it again would update some weights twice.
+        """
+        self.check_whole()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         if self._updates.failed():
-            self._updates.wait()
+            self.wait()
+        self._changing = False
+        try:
+            self._step()
+        except Exception as exc:
+            if not self._changing or self._half_done:
+                raise
+            told = half_a_step(str(exc) or type(exc).__name__)
+            self._half_done = told.message
+            raise told from exc
+        self._begin_anew()
+        return loss
+
+    def check_whole(self) -> None:
+        """Raise ModelError if a step, or resuming, ended half way: such weights are worth no step and no checkpoint."""
+        if self._half_done:
+            raise ModelError(self._half_done, hint=GO_BACK)
+
+    def _step(self) -> None:
         with torch.no_grad():
             self.gradients.keep_rest()
             if self.clip_norm is not None:
@@ -186,10 +213,9 @@ class TieredOptimizer(torch.optim.Optimizer):
                     for parameter in own["params"]:
                         if scale is not None and parameter.grad is not None:
                             parameter.grad.mul_(scale.to(parameter.grad.device))
+                self._changing = True
                 self._resident.step()
             self._step_blocks(gathered, scale)
-        self._begin_anew()
-        return loss
 
     def _begin_anew(self) -> None:
         """Forget the last step: what comes now is the first pass of another."""
@@ -203,11 +229,13 @@ class TieredOptimizer(torch.optim.Optimizer):
         if self.overlap is not None:
             for block in [block for block in waiting if block in self.fitted.block_homes.host]:
                 self._queue(block, scale, options)
+                self._changing = True
                 waiting.remove(block)
         if waiting:
-            self._updates.wait()  # blocks on disk are written one at a time
+            self.wait()  # blocks on disk are written one at a time
         try:
             for block in waiting:
+                self._changing = True
                 self._update_at_home(block, scale, options)
         finally:
             if waiting:
@@ -228,16 +256,24 @@ class TieredOptimizer(torch.optim.Optimizer):
 
     def wait(self) -> None:
         """Return when all weights and states are those of the last step. Raises ModelError if one could not be updated."""
-        self._updates.wait()
+        try:
+            self._updates.wait()
+        except ModelError as exc:
+            self._half_done = exc.message
+            raise
 
-    def give_up(self) -> None:
-        """Discard the current step, because all weights and states are about to be replaced."""
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Discard the current step: within this context all weights and states are replaced by a checkpoint's."""
         try:
             self.wait()
         except ModelError as exc:
             log.warning("%s: it is given up, as the weights go back to a checkpoint", exc.message)
         self.zero_grad()
         self._begin_anew()
+        self._half_done = "resuming was broken off, so some weights are the checkpoint's and others are not"
+        yield
+        self._half_done = ""
 
     def _clipping(self, gathered: Sequence[str]) -> torch.Tensor | None:
         """The factor that torch.nn.utils.clip_grad_norm_ would multiply all gradients by, from the same norms."""
@@ -300,6 +336,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         self.states.clear()
         states = state_dict["state"]
         self.give_states((parameter, states.get(index, {})) for index, parameter in enumerate(self.in_order()))
+        self._half_done = ""
 
     def give_states(self, states: Iterable[tuple[nn.Parameter, Mapping[str, Any]]]) -> None:
         """Put whole states of parameters to where each of these rests now; other parameters keep theirs."""

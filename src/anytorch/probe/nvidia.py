@@ -115,7 +115,10 @@ def read_nvml(library: str, *, timeout_s: float = 10.0) -> NvmlReport:
     answers: list[NvmlReport] = []
     # ctypes lets go of the interpreter lock during a call, so waiting here works.
     thread = threading.Thread(target=lambda: answers.append(_ask_safely(library)), name="anytorch-nvml", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as exc:
+        return NvmlReport(None, f"{library} was not asked: {exc}")
     thread.join(timeout_s)
     return answers[0] if answers else NvmlReport(None, f"{library} did not answer within {timeout_s:g} s")
 

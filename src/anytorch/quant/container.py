@@ -230,7 +230,8 @@ def load(model: nn.Module, folder: str | Path, *, prefer: Prefer = "memory", ver
     """Fill a model of the same architecture (it may be on the meta device) with what `save` wrote; returns the model.
 
     Its `nn.Linear` layers become packed ones where the file says so. Every checksum is verified unless `verify=False`.
-    Raises ModelError, before the model is changed, if the file does not fit it.
+    Raises ModelError, before the model is changed, if the file does not fit it. If a weight is damaged or cannot be read,
+    some layers are packed already when it is raised; the same call fills such a model, too.
     """
     path = Path(folder)
     reader = Reader(path / FILE if path.is_dir() else path, verify=verify)
@@ -240,7 +241,7 @@ def load(model: nn.Module, folder: str | Path, *, prefer: Prefer = "memory", ver
         owner = name.rpartition(".")[0]
         linear = model.get_submodule(owner)
         packed = reader.get_packed(name)
-        assert isinstance(linear, nn.Linear)
+        assert isinstance(linear, (nn.Linear, QuantLinear))
         layer = QuantLinear.of(linear, packed.format, prefer=prefer, packed=packed)
         layer.dtype = packed.dtype
         if f"{owner}.input_scale" in reader.names:
@@ -268,7 +269,7 @@ def _compare(model: nn.Module, reader: Reader, shared: dict[str, str]) -> None:
     modules = dict(model.named_modules())
     for name, (_, shape, _, _) in reader.packed.items():
         module = modules.get(name.rpartition(".")[0])
-        if not isinstance(module, nn.Linear):
+        if not isinstance(module, (nn.Linear, QuantLinear)):
             found = "no such layer" if module is None else type(module).__name__
             raise ModelError(f"{reader.path} holds the packed weight {name}; the model has {found} there")
         if (module.out_features, module.in_features) != shape:
@@ -282,7 +283,9 @@ def _compare(model: nn.Module, reader: Reader, shared: dict[str, str]) -> None:
         raise ModelError(
             f"{reader.path}: what it says of shared tensors is not names by name", hint="copy the file again"
         )
-    state = model.state_dict(keep_vars=True)
+    packed = [name for name, module in modules.items() if isinstance(module, QuantLinear)]  # by a call that failed
+    own = {f"{name}.{part}" if name else part for name in packed for part in (*PARTS, "input_scale")}
+    state = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in own}
     stored = {name for name in reader.plain if not name.endswith(".input_scale")}
     missing = sorted(state.keys() - stored - reader.packed.keys() - shared.keys())
     extra = sorted(stored - state.keys())

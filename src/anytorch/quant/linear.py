@@ -77,7 +77,7 @@ class QuantLinear(nn.Module):
     @classmethod
     def of(
         cls,
-        linear: nn.Linear,
+        linear: nn.Linear | QuantLinear,
         format: str | Format,
         *,
         prefer: Prefer = "memory",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.faulty_disk import PowerLoss, failing
+from tests.power_loss import recorded
 
 from anytorch.errors import InputError, ModelError, OutputError, UsageError
 from anytorch.forecast.training import store
@@ -234,3 +235,42 @@ def test_whatever_fails_while_saving_a_state_is_left(tmp_path: Path, power: bool
         "last.pt",
         "previous.pt",
     ]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_power_loss_leaves_a_state_whatever_the_order_of_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "no links here")))
+    with recorded(tmp_path) as recording:
+        folder.save(state(3))
+    states = recording.states()
+    for left in states:
+        recording.restore(left)
+        found = folder.load("a", "cpu")
+        assert found is not None and found["step"] >= 2 and same(found, state(found["step"])), str(left)
+        assert not folder.damaged.exists(), f"{left}: a state that was not whole had its name"
+        folder.save(state(4))
+        found = folder.load("a", "cpu")
+        assert found is not None and same(found, state(4)), str(left)
+    assert len(states) > 10
+
+
+def test_a_power_loss_while_lines_are_logged(tmp_path: Path) -> None:
+    """A log is not synced: its last lines may be lost, or be zeros; what is there is read, and training goes on."""
+    folder = RunFolder(tmp_path)
+    folder.note(step=1)
+    with recorded(tmp_path) as recording:
+        folder.note(step=2)
+        folder.keep_log_until(1)
+        folder.note(step=2)
+    for left in recording.states():
+        recording.restore(left)
+        assert [entry for entry in folder.entries() if entry not in ({"step": 1}, {"step": 2})] == [], str(left)
+        folder.keep_log_until(2)  # as every run does first
+        folder.note(step=3)
+        assert folder.entries()[-1:] == [{"step": 3}], str(left)

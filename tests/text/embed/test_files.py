@@ -294,7 +294,7 @@ if point == "before the journal":
 elif point == "after the journal":
     after(1, files_journal.Journal, "_write")
 elif point == "while a part is written":
-    after(7, files_write, "sync", before=True)
+    after(4, files_write, "sync", before=True)
 elif point == "part there, not in the journal":
     after(3, files_journal.Journal, "add", before=True)
 elif point == "part in the journal":

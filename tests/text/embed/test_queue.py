@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.faulty_disk import failing_threads
 from tests.waiting import until
 
-from anytorch.errors import InputError, OutOfMemory, QueueClosed, QueueFull, UsageError
+from anytorch.errors import InputError, NoThread, OutOfMemory, QueueClosed, QueueFull, UsageError
 from anytorch.text.embed import queue as queue_module
 from anytorch.text.embed.queue import BatchReport, EngineQueue
 from anytorch.text.embed.tokens import pack_ids
@@ -61,6 +62,16 @@ def test_concurrent_requests_share_batches_and_get_their_own_answers(engine: Any
         assert [len(call) for call in encoder.calls] == [1, 39]
         stats = queue.stats
         assert (stats.requests, stats.texts, stats.batches, stats.waiting_requests) == (40, 40, 2, 0)
+
+
+def test_a_refused_thread_wedges_nobody(engine: Any) -> None:
+    """The request that found none is told; the queue is not left waiting for a thread that never ran."""
+    alone = engine.encode(TEXTS[:2])
+    with EngineQueue(engine) as queue:
+        with failing_threads(1), pytest.raises(NoThread, match="anytorch-queue"):
+            queue.submit(TEXTS[0])
+        assert not queue._line.requests
+        assert np.array_equal(queue.submit(TEXTS[1]).result(120), alone[1])
 
 
 def test_from_many_threads(engine: Any) -> None:

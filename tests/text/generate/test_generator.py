@@ -13,9 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tests.faulty_disk import failing_threads  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
-from anytorch.errors import InputError, QueueFull, UsageError  # noqa: E402
+from anytorch.errors import InputError, NoThread, QueueFull, UsageError  # noqa: E402
 from anytorch.text.generate import scheduler  # noqa: E402
 from anytorch.text.generate.generator import TextGenerator  # noqa: E402
 
@@ -61,6 +62,14 @@ def test_greedy_is_what_transformers_generates(models: dict[str, Path], family: 
         for prompt in PROMPTS:
             found = tokens_of(generator.stream(prompt, max_tokens=40, temperature=0))
             assert found == expected(models[family], prompt, 40)
+
+
+def test_a_refused_thread_wedges_nobody(models: dict[str, Path]) -> None:
+    with TextGenerator(models["llama"], device="cpu") as generator:
+        with failing_threads(1), pytest.raises(NoThread, match="anytorch-generate"):
+            generator.stream(PROMPTS[0], max_tokens=4, temperature=0)
+        assert generator.stats.waiting == 0
+        assert tokens_of(generator.stream(PROMPTS[0], max_tokens=4, temperature=0))
 
 
 def test_the_repetition_penalty_is_that_of_transformers(models: dict[str, Path], llama: TextGenerator) -> None:

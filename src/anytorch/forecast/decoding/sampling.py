@@ -15,7 +15,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from anytorch import logs, native, settings
 from anytorch.errors import AnytorchError, InputError
+from anytorch.workers import Workers
 
 log = logs.logger(__name__)
 
@@ -191,7 +192,7 @@ class Ahead:
     def __init__(self, draws: Draws, counts: Sequence[int], device: torch.device, pinned: bool) -> None:
         self.draws, self.device, self.pinned = draws, device, pinned
         self.counts = deque(counts)
-        self.pool = ThreadPoolExecutor(1, "anytorch-draws")
+        self.pool = Workers(1, "anytorch-draws")
         self.waiting: deque[Future[Tensor]] = deque()
         for _ in range(WAITING):
             self._order()
@@ -251,7 +252,10 @@ class UniformLibrary:
     def __init__(self) -> None:
         self.library: Any = None
         self.builder = threading.Thread(target=self._build, name="anytorch-uniform", daemon=True)
-        self.builder.start()
+        try:
+            self.builder.start()
+        except RuntimeError as exc:
+            log.info("random numbers are drawn by torch: %s", exc)
 
     def _build(self) -> None:
         try:

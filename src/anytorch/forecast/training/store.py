@@ -91,6 +91,13 @@ DAMAGES = (
 DAMAGED_ERRORS = (None, errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 
+def unread(path: Path, exc: OSError) -> UsageError:
+    return UsageError(
+        f"{path} cannot be read now: {exc.strerror or exc}",
+        hint="nothing was changed: run the same command again when its disk answers",
+    )
+
+
 def read_state(path: Path, device: torch.device | str, mmap: bool) -> dict[str, Any]:
     """What a state's file holds. Raises ModelError for a damaged one; with `mmap` its tensors are not looked at.
 
@@ -109,10 +116,7 @@ def read_state(path: Path, device: torch.device | str, mmap: bool) -> dict[str, 
             raise ValueError(f"it holds a {type(state).__name__}")
     except DAMAGES as exc:
         if isinstance(exc, OSError) and exc.errno not in DAMAGED_ERRORS:
-            raise UsageError(
-                f"{path} cannot be read now: {exc.strerror or exc}",
-                hint="nothing was changed: run the same command again when its disk answers",
-            ) from exc
+            raise unread(path, exc) from exc
         why = (str(exc).splitlines() or [repr(exc)])[0]
         raise ModelError(f"{path} cannot be read: {why}", hint="start over with --restart") from exc
     return state
@@ -226,7 +230,8 @@ class RunFolder:
     def forget(self) -> None:
         """Remove the files that a new run would otherwise resume from."""
         for path in (self.state, self.previous, self.damaged, self.log, self.summary):
-            path.unlink(missing_ok=True)
+            with writing(path):
+                path.unlink(missing_ok=True)
 
     # --- the log ---------------------------------------------------------------------------------------------------
 
@@ -248,8 +253,12 @@ class RunFolder:
         """What was logged. A last line that a kill cut short is left out."""
         if not self.log.is_file():
             return []
+        try:
+            text = self.log.read_text(encoding="utf-8", errors="replace")
+        except OSError as exc:
+            raise unread(self.log, exc) from exc
         found = []
-        for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in text.splitlines():
             try:
                 entry = parse_json(line)
             except ValueError:

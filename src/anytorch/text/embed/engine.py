@@ -27,10 +27,9 @@ from anytorch.text.embed.runner import EncodeJob, Runner
 from anytorch.text.embed.tokens import TextTokenizer, Tokens, check_iterable
 from anytorch.text.embed.windows import Window, full_chunks, windows
 from anytorch.values import dataclass
+from anytorch.workers import Workers
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
     import torch
 
 log = logs.logger(__name__)
@@ -104,7 +103,7 @@ class ArrowEngine(AbstractContextManager["ArrowEngine"]):
         self._lock = threading.Lock()  # of what is counted, and of what is made on first use
         self._queue: Any = None
         # The threads that tokenize for a device. They stay: starting one takes as long as tokenizing a hundred texts.
-        self._tokenizing: ThreadPoolExecutor | None = None
+        self._tokenizing: Workers | None = None
         self._tokenizer = TextTokenizer(self.recipe, self.max_length)
         self._prompts = Prompts(self.recipe)
         self._builder = EncoderBuilder(
@@ -430,9 +429,7 @@ class ArrowEngine(AbstractContextManager["ArrowEngine"]):
         if chunk:
             with self._lock:
                 if self._tokenizing is None:
-                    from concurrent.futures import ThreadPoolExecutor
-
-                    self._tokenizing = ThreadPoolExecutor(threads, thread_name_prefix="anytorch-tokenize")
+                    self._tokenizing = Workers(threads, thread_name_prefix="anytorch-tokenize")
         found = windows(
             texts,
             lambda some, first: self.tokenize(some, prompt=prompt, first=first),

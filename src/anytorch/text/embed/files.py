@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import Executor, Future
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from anytorch import logs
 from anytorch.counts import counted
-from anytorch.errors import UsageError
+from anytorch.devices.oom import is_out_of_memory
+from anytorch.errors import InputError, OutOfMemory, UsageError
 from anytorch.text.embed.bar import Progress, shown
 from anytorch.text.embed.engine import ArrowEngine
 from anytorch.text.embed.files_journal import (
@@ -23,11 +24,13 @@ from anytorch.text.embed.files_journal import (
     differences,
     engine_identity,
     file_identity,
+    finished_rows,
     remove_leftovers,
 )
 from anytorch.text.embed.files_read import Chunk, Source
 from anytorch.text.embed.files_write import assemble, disk_errors, read_facts, with_vectors, write_part
 from anytorch.values import dataclass
+from anytorch.workers import Workers
 
 log = logs.logger(__name__)
 
@@ -76,7 +79,8 @@ def encode_file(
     with the same source, model and settings goes on from there; with others it is refused (UsageError says what
     differs) unless `resume=False`. A target that is complete already is left as it is.
 
-    Raises InputError for a row that cannot be used (it names row and column), OutputError when the disk is full.
+    Raises InputError for a row that cannot be used (it names row and column), OutputError when the disk is full, and
+    OutOfMemory, once the engine has no smaller batch to try.
 
     >>> from pathlib import Path
     >>> _ = Path("texts.txt").write_text("Hello\\nworld\\n")
@@ -106,12 +110,15 @@ def encode_file(
         if (done := finished(target, identity, resume=resume, overwrite=overwrite)) is not None:
             return FileReport(target, done["rows"], done["rows"], done["missing"], 0, time.monotonic() - began)
         report = stack.enter_context(shown(progress, source.name))
-        with disk_errors(f"writing beside {target}", "nothing has been computed yet"):
+        kept = finished_rows(target) if resume else 0
+        before = f"{counted(kept, 'row is', 'rows are')} finished and kept" if kept else "nothing has been computed yet"
+        with disk_errors(f"writing beside {target}", before):
             journal = stack.enter_context(Journal(target, identity, resume=resume))
         truncated_before = engine.stats.truncated
         run = _Run(engine, rows, journal, vector_column, {"prompt": prompt, "dim": dim, "precision": precision})
-        run.encode_rest(chunk_rows, report)
-        run.complete()
+        with memory_errors(journal):
+            run.encode_rest(chunk_rows, report)
+            run.complete()
         truncated = engine.stats.truncated - truncated_before
         return FileReport(target, journal.rows, run.resumed, run.missing, truncated, round(time.monotonic() - began, 3))
 
@@ -139,7 +146,11 @@ def asked_identity(engine: ArrowEngine, prompt: str | None) -> Identity:
 
 def run_identity(rows: Source, asked: Identity, **options: Any) -> Identity:
     """Everything the vectors of a run depend on, from the source, `asked_identity` and the run's own options."""
-    source = {**file_identity(rows.path), "format": rows.format, "column": rows.column}
+    try:
+        identity = file_identity(rows.path)
+    except OSError as exc:
+        raise InputError(f"{rows.path}: cannot be read: {exc.strerror or exc}") from exc
+    source = {**identity, "format": rows.format, "column": rows.column}
     return {"source": source, **asked, **options}
 
 
@@ -156,6 +167,22 @@ def finished(target: Path, identity: Identity, *, resume: bool, overwrite: bool)
         told = "" if done is None else f", made from something else: {'; '.join(changed)}"
         raise UsageError(f"{target} exists{told}", hint="overwrite=True, or name another target")
     return None
+
+
+@contextmanager
+def memory_errors(journal: Journal) -> Iterator[None]:
+    """Memory that ran out as our error, with what is kept."""
+    try:
+        yield
+    except Exception as exc:
+        if not is_out_of_memory(exc):
+            raise
+        why = (str(exc).splitlines() or [type(exc).__name__])[0]
+        kept = f"{counted(journal.rows, 'row is', 'rows are')} finished and kept"
+        raise OutOfMemory(
+            f"writing {journal.target}: out of memory ({why}); {kept}",
+            hint="close other programs and run it again: it resumes",
+        ) from exc
 
 
 class _Run:
@@ -179,7 +206,7 @@ class _Run:
         if report is not None:
             report(self._journal.rows, total)
         writing: Future[None] | None = None
-        with ThreadPoolExecutor(2, thread_name_prefix="anytorch-file") as beside:
+        with Workers(2, thread_name_prefix="anytorch-file") as beside:
             for chunk in one_ahead(self._rows.chunks(chunk_rows, skip=self._journal.rows), beside):
                 table, missing = self._encoded(chunk, report, total)
                 if writing is not None:

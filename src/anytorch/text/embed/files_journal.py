@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 from anytorch import logs
 from anytorch._version import __version__
 from anytorch.errors import UsageError
-from anytorch.files import parse_json, replace_file
+from anytorch.files import parse_json, replace_file, sync_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -123,6 +123,7 @@ class RunFolder:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(self.folder.parent)  # else a power loss may take the folder, with every part that is synced in it
         self._lock = (self.folder / "lock").open("wb")
         try:
             hold_lock(self._lock, self.target)
@@ -205,10 +206,13 @@ class Journal(RunFolder):
         replace_file(self.path, json.dumps(body, indent=1).encode())
 
     def remove(self) -> None:
-        """Remove the folder once the target is complete."""
+        """Remove the folder once the target is complete. What cannot be removed now goes with the next run."""
         assert self._lock is not None
         self._lock.close()
-        shutil.rmtree(self.folder)
+        try:
+            shutil.rmtree(self.folder)
+        except OSError as exc:
+            log.warning("%s is complete; its parts in %s cannot be removed: %s", self.target, self.folder, exc.strerror)
 
 
 def check_parts(identity: Any, parts: Iterable[Any]) -> None:

@@ -200,7 +200,10 @@ class _TextReader(_Reader):
 
     def open(self) -> IO[str]:
         path = self.source.path
-        raw: Any = gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb")  # noqa: SIM115
+        try:
+            raw: Any = gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb")  # noqa: SIM115
+        except OSError as exc:
+            raise InputError(f"{path.name}: cannot be read: {exc.strerror or exc}") from exc
         # "utf-8-sig" leaves out the mark that some programs write first; line ends stay as they are for the CSV reader.
         return io.TextIOWrapper(raw, encoding="utf-8-sig", newline="" if self.keeps_line_ends else None)
 

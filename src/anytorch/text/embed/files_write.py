@@ -148,7 +148,7 @@ def _writer(path: Path, temporary: Path, schema: Any, vector: str) -> Iterator[A
             yield writer
         sync(temporary)
         os.replace(temporary, path)  # noqa: PTH105
-        sync(path.parent)
+        files.sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -169,10 +169,8 @@ def leaves(schema: Any, names: Sequence[str]) -> list[str]:
 
 
 def sync(path: Path) -> None:
-    """Have the system write a file, or a folder's entries, to the disk now."""
-    if path.is_dir() and os.name == "nt":
-        return  # a folder cannot be opened there
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    """Have the system write a file to the disk now."""
+    handle = os.open(path, os.O_RDWR)  # Windows syncs only what is open for writing
     try:
         os.fsync(handle)
     finally:

@@ -29,6 +29,7 @@ from anytorch.text.checkpoints.checkpoint import Floats, Ints
 from anytorch.text.embed.pool_worker import END, Block, Blocks, main, send
 from anytorch.text.embed.protocol import batches
 from anytorch.text.embed.tokens import Tokens
+from anytorch.workers import start
 
 log = logs.logger(__name__)
 
@@ -93,9 +94,9 @@ class PoolEncoder:
         self._workers = [PoolWorker(self, place, job) for place, job in enumerate(jobs)]
         # Also when nobody closes the pool: at the interpreter's end, or when the pool is forgotten.
         self._finish = weakref.finalize(self, _end, self._workers, self._blocks)
-        for worker in self._workers:
-            worker.thread.start()
         try:
+            for worker in self._workers:
+                start(worker.thread)
             with self._change:
                 self._change.wait_for(lambda: all(w.ready or w.failure for w in self._workers), start_timeout_s)
             if slow := [worker.job.device for worker in self._workers if not worker.ready and not worker.failure]:

@@ -32,6 +32,7 @@ from anytorch.text.embed.queue_line import (
     tokens_of,
 )
 from anytorch.text.embed.tokens import Tokens, check_iterable
+from anytorch.workers import start
 
 if TYPE_CHECKING:
     from anytorch.text.embed.engine import ArrowEngine
@@ -220,10 +221,11 @@ class EngineQueue(AbstractContextManager["EngineQueue"]):
             request.future.set_result(as_output(request.rows, request.output))
             return
         with self._line.changed:
+            if self._thread is None:  # first, and kept once it runs: nobody waits for a thread that was refused
+                thread = threading.Thread(target=self._work, name="anytorch-queue", daemon=True)
+                start(thread)
+                self._thread = thread
             self._line.admit(request)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="anytorch-queue", daemon=True)
-                self._thread.start()
             self._line.changed.notify_all()
             if block:
                 self._line.wait_for_room(request)

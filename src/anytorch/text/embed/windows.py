@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from anytorch.errors import UsageError
 from anytorch.text.embed.tokens import Tokens
 from anytorch.values import dataclass
+from anytorch.workers import Workers
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Future
 
 FIRST_TEXTS = 64  # a small first window: the encoder starts sooner
 MOST_TEXTS = 8192
@@ -75,7 +76,7 @@ def windows(
     target_tokens: Callable[[], int],
     workers: int = 1,
     known: int | None = None,
-    early: ThreadPoolExecutor | None = None,
+    early: Workers | None = None,
 ) -> Iterator[Window]:
     """Tokenized windows in order. `target_tokens()` is how many tokens a window should hold; `known` the number of texts.
 
@@ -112,9 +113,7 @@ def windows(
         waiting: deque[tuple[int, Future[Tokens]]] = deque()
         pool = early
         if pool is None:
-            from concurrent.futures import ThreadPoolExecutor
-
-            pool = stack.enter_context(ThreadPoolExecutor(workers, thread_name_prefix="anytorch-tokenize"))
+            pool = stack.enter_context(Workers(workers, thread_name_prefix="anytorch-tokenize"))
         stack.callback(lambda: [future.cancel() for _, future in waiting])
 
         def begin(piece: list[str], number: int) -> None:

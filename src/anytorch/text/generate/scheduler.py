@@ -22,6 +22,7 @@ from anytorch.errors import OutOfMemory, QueueFull, UsageError
 from anytorch.text.generate.cache import can_share, joined, new_cache, rows_of, truncate
 from anytorch.text.generate.requests import TextRequest, Token
 from anytorch.text.generate.sampling import next_token
+from anytorch.workers import start
 
 log = logs.logger(__name__)
 
@@ -87,11 +88,12 @@ class Scheduler:
                 raise QueueFull(
                     f"queue full: {waiting} waiting; the limit is {self._most_waiting:,}", hint="try again later"
                 )
+            if self._worker is None:  # first, and kept once it runs: nobody waits for a thread that was refused
+                worker = threading.Thread(target=self._work, name="anytorch-generate", daemon=True)
+                start(worker)
+                self._worker = worker
             self._waiting.append(request)
             self._count(requests=1, prompt_tokens=request.prompt_length)
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="anytorch-generate", daemon=True)
-                self._worker.start()
             self._changed.notify_all()
 
     @property
