@@ -38,7 +38,7 @@ def _register() -> None:
     from anytorch.webgpu import registration
 
     registration.register()
-    for name in ("webgpu_fallback", "webgpu_check", "webgpu_adapter", "webgpu_memory"):
+    for name in ("webgpu_fallback", "webgpu_checks", "webgpu_adapter", "webgpu_memory"):
         settings.get(name)  # a value that makes no sense is told now, not when it first matters
     if not _autograd_has_device_threads():
         # autograd starts a thread per device at the first backward of the process. If that came before this import, ours
