@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.serve.starting import start_line
 from tests.waiting import until
 
 from anytorch.cli.main import main
@@ -31,14 +31,7 @@ class Process:
         command = [sys.executable, "-m", "anytorch", "serve", "--port", "0", "--json", "--threads", "1", *arguments]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
-        assert self.process.stdout is not None
-        text = ""
-        for line in self.process.stdout:
-            text += line
-            if line.rstrip() == "}":
-                break
-        assert text, self.process.communicate()[1]
-        self.started: dict[str, Any] = json.loads(text)
+        self.started = start_line(self.process)
         self.url: str = self.started.get("url", "")
 
     def children(self) -> list[int]:
