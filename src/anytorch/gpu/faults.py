@@ -65,7 +65,7 @@ class Faults:
             return
         self._runtime.encode_clear(self.buffer.handle, 0, self.buffer.nbytes)
         op, noun, dims = self._sites[fault.site - 1]
-        said = f"{op}: {noun} {fault.index} is out of bounds for dimension {dims[fault.which]} with size {fault.size}"
+        said = f"{op}: {noun} {fault.value} is out of bounds for dimension {dims[fault.which]} with size {fault.size}"
         if self.checks != "now":
             said += (
                 ". The op was launched before this call, which is the first to wait for the device; what it and later ops "

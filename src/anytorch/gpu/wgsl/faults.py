@@ -14,13 +14,13 @@ NBYTES = struct.calcsize(FORMAT)
 
 
 class Fault(NamedTuple):
-    """One index that was out of range. `site` is the number of the launch's op, `which` that of the index tensor."""
+    """One index out of range: `site` is the number of the op, `which` that of the index tensor, `value` the index itself."""
 
     seen: int
     site: int
     which: int
     size: int
-    index: int
+    value: int
 
 
 def fault_of(data: bytes) -> Fault | None:
