@@ -66,7 +66,7 @@ def _forward(op: Any) -> Callable[..., Any]:
             dtypes = [name_of(t.dtype) if t is not None else "" for t in (self, target, weight)]
             bound, head = [*tensors, losses, weights], (samples, classes, inner, ignore_index)
             site = site_of(op, (int(self.dim() > 1),), noun="target", buffers=len(bound))
-            pick = Pick(*dtypes, reports=site > 0)
+            pick = Pick(dtypes[0], dtypes[1], dtypes[2], reports=site > 0)
             launch(pick, render_pick, bound, -(-samples // THREADS), placed=len(tensors), head=head, site=site)
         if reduction == NONE:
             return narrowed(losses, self.dtype).view(size), new_contiguous((), self.dtype).fill_(0)
