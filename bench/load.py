@@ -150,7 +150,7 @@ class Server:
             os.kill(pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        if self.process is None:
+        if self.process is None or self.process.poll() is not None:
             return
         self.go_on()
         os.killpg(self.process.pid, signal.SIGTERM)

@@ -30,8 +30,8 @@ What happens to each operator of PyTorch {torch} on a tensor of the webgpu devic
 
 A native operator still uses the CPU for a dtype that no shader has (complex numbers, float8).
 
-An index out of range reads zero and writes nothing: looking for it would cost a wait for the GPU per operator. Set
-`ANYTORCH_WEBGPU_CHECK=1` to have every index looked at and `IndexError` raised, as on the CPU.
+An index out of range reads zero and writes nothing, and `IndexError` is raised at the next wait for the GPU (`.item()`,
+`.cpu()`, `synchronize`). `ANYTORCH_WEBGPU_CHECKS=now` raises it at the operator, as on the CPU, at a wait each; `off` none.
 
 """
 

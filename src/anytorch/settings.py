@@ -37,6 +37,16 @@ def _boolean(value: Any) -> bool:
     raise ValueError("use 1 or 0")
 
 
+def _checks(value: Any) -> str:
+    """Return on, off or now; 1 and 0, true and false are on and off."""
+    if str(value).strip().lower() == "now":
+        return "now"
+    try:
+        return "on" if _boolean(value) else "off"
+    except ValueError:
+        raise ValueError("use on, off or now") from None
+
+
 def _positive_int(value: Any) -> int:
     text = str(value).strip()
     if isinstance(value, bool) or not (text.isascii() and text.isdigit()) or not 0 < int(text) < 2**31:
@@ -130,8 +140,9 @@ _TABLE = (
         "the most memory the webgpu device may use, such as 6GiB; no limit when unset"),
     Setting("webgpu_fallback", "warn", _one_of("warn", "silent", "error"), ("ANYTORCH_WEBGPU_FALLBACK",),
         "an op without a kernel on the webgpu device: run it on the CPU and warn once, run it there silently, or raise"),
-    Setting("webgpu_check", False, _boolean, ("ANYTORCH_WEBGPU_CHECK",),
-        "check every index tensor on the webgpu device and raise IndexError; slow, for debugging"),
+    Setting("webgpu_checks", "on", _checks, ("ANYTORCH_WEBGPU_CHECKS",),
+        "an index out of range on the webgpu device: on raises IndexError at the next wait for the device, "
+        "off reads zero in silence, now waits for every op with indices and raises there (slow, for debugging)"),
     Setting("mode", "balanced", _one_of("speed", "balanced", "memory", "full"), ("ANYTORCH_MODE", "VB_MODE"),
         "the mode that `virtual_blackwell` turns on: speed, balanced, memory or full"),
     Setting("virtual_blackwell", False, _boolean, ("ENABLE_VIRTUAL_BLACKWELL",),

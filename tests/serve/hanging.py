@@ -1,4 +1,7 @@
-"""`python -m tests.serve.hanging STATE …`: `anytorch serve …` with an engine, a load or a stream that never ends."""
+"""`python -m tests.serve.hanging STATE …`: `anytorch serve …` with an engine, a load or a stream that never ends.
+
+With --workers N it is the workers' engines that hang.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+from anytorch.child_process import python_command
 from anytorch.cli.main import main
+from anytorch.serve import server
 from anytorch.serve.benchmarks import BenchmarkRunner
 from anytorch.serve.state import State
 from anytorch.text.embed.engine import ArrowEngine
@@ -50,6 +55,12 @@ def hang_in(state: str) -> None:
         setattr(owner, name, function)
 
 
+def worker(arguments: list[str]) -> int:
+    hang_in(arguments[0])
+    return server.main(arguments[1:])
+
+
 if __name__ == "__main__":
     hang_in(sys.argv[1])
+    server.python_command = lambda _, *arguments: python_command("tests.serve.hanging:worker", sys.argv[1], *arguments)
     sys.exit(main(["serve", *sys.argv[2:]]))

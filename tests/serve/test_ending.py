@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import faulthandler
 import io
-import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 import uvicorn
 from tests.serve.hanging import STATES
+from tests.serve.starting import start_line
 from tests.waiting import until
 
+from anytorch.serve import server
+from anytorch.serve.options import ServeOptions
 from anytorch.serve.running import Server
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 ROOT = Path(__file__).parents[2]
+WORKERS = "hung thread in a worker"
 
 
 class Service:
@@ -39,14 +43,7 @@ class Service:
 
     def ready(self) -> httpx.Client:
         if self.client is None:
-            assert self.process.stdout is not None
-            text = ""
-            for line in self.process.stdout:
-                text += line
-                if line.rstrip() == "}":
-                    break
-            assert text, self.process.communicate()[1]
-            self.client = httpx.Client(base_url=json.loads(text)["url"], timeout=120)
+            self.client = httpx.Client(base_url=start_line(self.process)["url"], timeout=120)
         return self.client
 
     def begin(self, path: str, body: dict[str, object]) -> None:
@@ -71,7 +68,7 @@ class Service:
 
 @pytest.fixture(scope="module")
 def services() -> Iterator[dict[str, Service]]:
-    made = {state: Service(state) for state in STATES}
+    made = {state: Service(state) for state in STATES} | {WORKERS: Service("hung thread", "--workers", "2")}
     yield made
     for one in made.values():
         if one.process.poll() is None:
@@ -97,14 +94,61 @@ def test_it_ends(services: dict[str, Service], state: str) -> None:
     elif state == "streaming":
         service.begin("/v1/benchmark", {"seconds": 1})
     elif state == "hung thread":
-        answer = client.post("/v1/embeddings", json={"input": "x" * 5000}, headers={"X-Request-Timeout": "0.1"})
-        assert answer.status_code == 504
+        hang_a_thread(client)
     if state in ("loading", "computing", "streaming"):
         until(lambda: under_way(client) == 1, "the request to be under way")
     status, said = service.end()
     assert status == 0, said
     assert "Traceback" not in said or state == "streaming", said  # uvicorn tells of an answer that was cut off
     assert ("still computed" in said) == (state in ("hung thread", "loading", "computing", "hung end")), said
+
+
+def hang_a_thread(client: httpx.Client) -> None:
+    answer = client.post("/v1/embeddings", json={"input": "x" * 5000}, headers={"X-Request-Timeout": "0.1"})
+    assert answer.status_code == 504
+
+
+def test_workers_end_with_a_hung_thread(services: dict[str, Service]) -> None:
+    service = services[WORKERS]
+    hang_a_thread(service.ready())
+    status, said = service.end()
+    assert status == 0 and "still computed" in said, said
+    assert "did not end: killed" not in said, "the worker ends by itself, and says what it was doing"
+
+
+class Deaf:
+    """A worker's process that no signal but SIGKILL ends; waiting for it takes as long as is allowed."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock, self.pid, self.killed, self.told = clock, 1, False, list[int]()
+
+    def send_signal(self, number: int) -> None:
+        self.told.append(number)
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.killed:
+            return -signal.SIGKILL
+        assert timeout is not None, "nobody may wait for ever"
+        self.clock[0] += timeout
+        raise subprocess.TimeoutExpired("worker", timeout)
+
+
+@pytest.mark.parametrize("workers", [2, 40])
+def test_workers_that_hear_nothing_are_killed_in_time(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    """However many there are, the service has ended 5 s after the time to drain, with half a second for looking."""
+    clock = [100.0]
+    monkeypatch.setattr(server.time, "monotonic", lambda: clock[0])
+    deaf = [Deaf(clock) for _ in range(workers)]
+    with socket.socket() as listening:
+        one = server.Supervisor(ServeOptions(workers=workers, drain_s=7.0), listening, Path(), 0)
+        for number, process in enumerate(deaf):
+            one._workers.append(server.WorkerProcess(number, cast(Any, process), os.dup(0)))
+        one._drain()
+    assert all(process.killed and process.told == [signal.SIGTERM] for process in deaf)
+    assert 7.0 <= clock[0] - 100.0 <= 7.0 + 5.0 - 0.5
 
 
 def leaving() -> list[threading.Thread]:

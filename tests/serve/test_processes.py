@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import re
 import signal
@@ -15,11 +15,12 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.serve.starting import start_line
 from tests.waiting import until
 
 from anytorch.cli.main import main
 from anytorch.serve.models import Lineup, Load, Shared
-from anytorch.serve.running import process_age_s
+from anytorch.serve.running import process_age_s, set_up_logs
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and inherited sockets of POSIX")
 
@@ -31,14 +32,7 @@ class Process:
         command = [sys.executable, "-m", "anytorch", "serve", "--port", "0", "--json", "--threads", "1", *arguments]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
-        assert self.process.stdout is not None
-        text = ""
-        for line in self.process.stdout:
-            text += line
-            if line.rstrip() == "}":
-                break
-        assert text, self.process.communicate()[1]
-        self.started: dict[str, Any] = json.loads(text)
+        self.started = start_line(self.process)
         self.url: str = self.started.get("url", "")
 
     def children(self) -> list[int]:
@@ -82,6 +76,15 @@ def test_the_start_line_and_a_clean_end(start: Callable[..., Process]) -> None:
         'anytorch_requests_total{route="/v1/readyz",status="200"} 1.0',
     ], "its own start counts as one question and one request"
     assert one.end(signal.SIGTERM) == 0
+
+
+def test_malformed_requests_write_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may send any number of them."""
+    for name in ("uvicorn.error", "python_multipart", "uvicorn.access"):
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.WARNING)
+    set_up_logs(False)
+    assert not logging.getLogger("python_multipart.multipart").isEnabledFor(logging.WARNING)
+    assert not logging.getLogger("uvicorn.error").isEnabledFor(logging.WARNING)
 
 
 def test_a_second_interrupt_ends_it_at_once(start: Callable[..., Process]) -> None:

@@ -205,6 +205,7 @@ class Card:
         self.spoilt: dict[Schedule, Callable[[Any], Any]] = {}
 
     def synchronize(self) -> None: ...
+    def wait(self) -> None: ...
 
     def run(self, tiling: Tiling) -> Any:
         self.runs.append(tiling)

@@ -50,6 +50,7 @@ KERNELS = {
             ),
         )
     ),
+    "index-reporting": lambda: render_gather(Gather(4, Walk(1, ("int64", "int32"), 2, wrap=True, reports=True))),
     "scatter-bytes": lambda: render_scatter(Scatter(1, Walk(2, ("int32",), 1))),
     "scatter-add-float32": lambda: render_scatter(Scatter(4, Walk(2, ("int64",), 2), "sum", "float32")),
     "scatter-add-float32-atomic": lambda: render_scatter(Scatter(4, Walk(2, ("int64",), 1), "sum", "float32", True)),

@@ -134,6 +134,13 @@ class Pool:
         statistics.peak_reserved = max(statistics.peak_reserved, statistics.reserved)
         return buffer
 
+    def apart(self, nbytes: int) -> Buffer:
+        """A buffer of the runtime's own, found by its address like any other: never handed out, in no statistics."""
+        made = self._create(bucket(nbytes))
+        buffer = Buffer(made, made._internal, bucket(nbytes), next(_numbers))
+        self.buffers[buffer.key] = buffer
+        return buffer
+
     def _attempt(self, size: int) -> Any:
         if self.limit is not None and self.statistics.reserved + size > self.limit:
             raise OutOfMemory(

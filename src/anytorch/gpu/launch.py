@@ -102,3 +102,41 @@ class Plan:
         immediates = self.head + self.pack(*numbers, *places) + self.tail
         buffers = [table[address >> SHIFT] for address in addresses]
         self.runtime.dispatch(self.program, buffers, immediates, self.x, self.y, windows=windows)
+
+
+class ReportingPlan(Plan):
+    """A plan of a kernel that reports indices out of range: `site` is its last parameter, the fault buffer bound last."""
+
+    __slots__ = ("fault",)
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        render: Callable[[Kernel], str],
+        groups: tuple[int, int],
+        places: Sequence[int],
+        writable: int,
+        *,
+        site: int,
+        unplaced: int = 0,
+        tail: Sequence[int | float] = (),
+        **more: Any,
+    ) -> None:
+        last = 1 << (len(places) + unplaced)
+        super().__init__(
+            kernel, render, groups, places, writable | last, unplaced=unplaced + 1, tail=(*tail, site), **more
+        )
+        self.fault = self.runtime.faults.buffer.address
+
+    def __call__(self, addresses: Sequence[int], *numbers: float) -> None:
+        super().__call__((*addresses, self.fault), *numbers)
+        # After the launch: another thread that looks in between finds this report at its next look, not never.
+        faults = self.runtime.faults
+        faults.pending = True
+        if faults.checks == "now":
+            self.runtime.synchronize()
+
+
+def plan_of(*args: Any, site: int = 0, **more: Any) -> Plan:
+    """A `ReportingPlan` where `site` names an op, else a `Plan`; both take the same arguments."""
+    return ReportingPlan(*args, site=site, **more) if site else Plan(*args, **more)

@@ -47,7 +47,7 @@ class Profile:
         runtime = self._runtime
         if runtime.profiler is not None:
             raise UsageError("another profile is under way; one at a time")
-        runtime.synchronize()
+        runtime.wait()
         with raising("making timestamp queries"):
             self._queries = runtime.device.create_query_set(type=wgpu.QueryType.timestamp, count=2 * MOST_LAUNCHES)
         runtime.profiler = self
@@ -112,7 +112,7 @@ def stopwatch_of(runtime: Runtime) -> Stopwatch:
 
     A lack of its memory is a passing accident.
     """
-    wall = by_wall(runtime.synchronize)
+    wall = by_wall(runtime.wait)
 
     def by_timestamps(run: Run, count: int) -> float:
         """Seconds of one call: its launches from their own start to their own end, one after the other."""

@@ -16,10 +16,12 @@ from anytorch import settings
 from anytorch.errors import DeviceError, DeviceLost, DeviceUnavailable, UsageError
 from anytorch.gpu.adapters import Adapter, choose_adapter, list_adapters
 from anytorch.gpu.buffers import Buffer, Pool
+from anytorch.gpu.faults import Faults
 from anytorch.gpu.native import NULL, STORAGE, error_handler, ffi, lib, raising, translated, wgpu
 from anytorch.gpu.plans import plans
 from anytorch.gpu.programs import Program, Programs
 from anytorch.gpu.transfer import Readbacks, Uploads
+from anytorch.gpu.wgsl.faults import NBYTES as FAULT_NBYTES
 
 if TYPE_CHECKING:
     from anytorch.gpu.profile import Profile
@@ -87,6 +89,7 @@ class Runtime:
         self.give = self.pool.returned.append  # without the lock: finalisers call it
         self._uploads = Uploads(self)
         self._readbacks = Readbacks(self)
+        self.faults = Faults(self)
         self._encoder: Any = None
         self._pass: Any = None
         self._program: Program | None = None
@@ -112,7 +115,7 @@ class Runtime:
             return self.pool.release_free()
 
     def _relieve(self) -> None:
-        self.synchronize()
+        self.wait()
         self.programs.forget_bind_groups()
 
     def create_buffer(self, nbytes: int, usage: int, *, mapped: bool = False) -> Any:
@@ -277,11 +280,21 @@ class Runtime:
             self._patience = self._look_at = LOOK_AFTER
         return bool(lib.wgpuDevicePoll(self._device, wait, NULL))
 
-    def synchronize(self) -> None:
-        """Wait until the GPU has done everything recorded so far."""
+    def wait(self) -> None:
+        """Wait as `synchronize` does, and leave reports of indices out of range to whoever synchronises."""
         with self.lock:
             self.submit()
             self.poll(wait=True)
+
+    def synchronize(self) -> None:
+        """Wait until the GPU has done everything recorded so far. Raises IndexError if an index was out of range."""
+        with self.lock:
+            if not self.faults.pending:
+                self.wait()
+                return
+            said = ffi.new("char[]", FAULT_NBYTES)
+            self._readbacks.read(self.faults.buffer, 0, int(ffi.cast("uintptr_t", said)), FAULT_NBYTES)
+            self.faults.check(bytes(ffi.buffer(said)))
 
     # --- transfers ---------------------------------------------------------------------------------------------------
 
@@ -298,10 +311,13 @@ class Runtime:
                 self._uploads.write(buffer, offset + whole, int(ffi.cast("uintptr_t", tail)), 4)
 
     def read(self, buffer: Buffer, offset: int, destination: int, nbytes: int) -> None:
-        """Copy device memory to the host, after everything recorded so far."""
+        """Copy device memory to the host, after everything recorded so far. Raises IndexError as `synchronize` does."""
         with self.lock:
             self._not_while_recording("reading back")
-            self._readbacks.read(buffer, offset, destination, nbytes)
+            beside = self.faults.buffer if self.faults.pending and nbytes else None
+            said = self._readbacks.read(buffer, offset, destination, nbytes, beside)
+            if beside is not None:
+                self.faults.check(said)
 
     def _not_while_recording(self, what: str) -> None:
         if self.recorder is not None:

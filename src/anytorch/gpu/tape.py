@@ -69,6 +69,7 @@ class Tape:
         self._commands: list[tuple[Any, ...]] = []
         self._buffers: dict[int, Buffer] = {}
         self._finished = False
+        self._reports = False  # of indices out of range
         self._runs: list[Any] | None = None  # the commands, with long runs of launches as arrays for C++
 
     def __len__(self) -> int:
@@ -96,6 +97,7 @@ class Tape:
             self._buffers.clear()
             return
         self._finished = True
+        self._reports = any(map(runtime.faults.reported_by, self._buffers))
         with runtime.lock:
             runtime.pool.pin(self._buffers.values())
         runtime.submit()
@@ -141,6 +143,8 @@ class Tape:
                 else:
                     runtime.encode_clear(*run)
             runtime.forget_pipeline()
+            if self._reports:
+                runtime.faults.pending = True
             runtime.submit()
 
     @staticmethod

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytorch.gpu.buffers import Buffer
 from anytorch.gpu.native import READBACK, UPLOAD, GpuError, ffi, lib
+from anytorch.gpu.wgsl.faults import NBYTES as FAULT_NBYTES
 from anytorch.workers import Workers
 
 if TYPE_CHECKING:
@@ -202,20 +203,22 @@ class Readbacks:
         # What an exception leaves behind is still being mapped: it must not be freed.
         self._in_flight: set[Staging] = set()
 
-    def read(self, buffer: Buffer, offset: int, destination: int, nbytes: int) -> None:
+    def read(self, buffer: Buffer, offset: int, destination: int, nbytes: int, beside: Buffer | None = None) -> bytes:
         """Wait for the device and copy `nbytes` of `buffer` to host address `destination`.
 
+        Returns the reports in the fault buffer `beside`, which come with the last part and need no wait of their own.
         A long read goes in arenas: while the device fills one, threads empty those before it. (On the H200's host one thread
         moves 5 GB/s out of mapped memory, the device 40 into it.)
         """
         started: deque[tuple[Staging, int, int, int]] = deque()
         moving: deque[tuple[Staging, Future[Any]]] = deque()
-        at = 0
+        at, said = 0, b""
         try:
             while at < nbytes or started:
                 if at < nbytes and len(started) + len(moving) < IN_FLIGHT:
                     part = min(ARENA, nbytes - at)
-                    started.append((*self._request(buffer, offset + at, part), destination + at, part))
+                    last = beside if at + part == nbytes else None
+                    started.append((*self._request(buffer, offset + at, part, last), destination + at, part))
                     at += part
                     continue
                 if not started:
@@ -227,6 +230,8 @@ class Readbacks:
                     if empty:
                         staging.answer_was_lost()
                     empty = self._runtime.poll(wait=True)
+                if beside is not None and at == nbytes and not started:
+                    said = ctypes.string_at(staging.pointer, FAULT_NBYTES)
                 if nbytes <= ARENA:
                     ctypes.memmove(target, staging.pointer + skip, part)
                     self._give(staging)
@@ -237,18 +242,25 @@ class Readbacks:
                 self._finish(moving.popleft())
         if _interrupts:
             raise _interrupts.pop()
+        return said
 
-    def _request(self, buffer: Buffer, offset: int, nbytes: int) -> tuple[Staging, int]:
-        """Have the device copy a range to a staging buffer; returns that and where in it the range begins."""
+    def _request(self, buffer: Buffer, offset: int, nbytes: int, beside: Buffer | None) -> tuple[Staging, int]:
+        """Have the device copy a range to a staging buffer, after the reports in `beside` if that is given.
+
+        Returns the staging buffer and where in it the range begins.
+        """
         # Copies are whole multiples of 4 bytes on 4-byte boundaries (WebGPU: copyBufferToBuffer validation).
         first = offset & ~3
         length = min(-(-(offset + nbytes - first) // 4) * 4, buffer.nbytes - first)
-        staging = self._take(length)
-        self._runtime.encode_copy(buffer.handle, first, staging.handle, 0, length)
+        start = 0 if beside is None else FAULT_NBYTES
+        staging = self._take(start + length)
+        if beside is not None:
+            self._runtime.encode_copy(beside.handle, 0, staging.handle, 0, FAULT_NBYTES)
+        self._runtime.encode_copy(buffer.handle, first, staging.handle, start, length)
         self._runtime.submit()
         self._in_flight.add(staging)
         staging.start_mapping()
-        return staging, offset - first
+        return staging, start + offset - first
 
     def _finish(self, moved: tuple[Staging, Future[Any]]) -> None:
         moved[1].result()

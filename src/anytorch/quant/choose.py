@@ -15,7 +15,7 @@ import torch
 
 from anytorch import native
 from anytorch.counts import counted
-from anytorch.devices.memory import memory
+from anytorch.devices.memory import memory, synchronize
 from anytorch.devices.stopwatch import budget_of, stopwatch_of
 from anytorch.errors import UsageError
 from anytorch.measured.answers import near
@@ -164,6 +164,7 @@ def _measure(
             return fastest(trials)
         return choice.kernel, choice.why
 
+    synchronize(weight.device)  # an error of earlier work, such as an index out of range, is not a candidate's
     return measure(
         asked,
         [candidate(kernel) for kernel in kernels(prefer)],

@@ -214,8 +214,9 @@ def signals_to(stop: Callable[[int, FrameType | None], object]) -> Iterator[None
 
 
 def set_up_logs(access: bool) -> None:
-    """Log uvicorn's failures to standard error, but not malformed requests."""
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    """Log uvicorn's failures to standard error, but not malformed requests, of which a client may send any number."""
+    for name in ("uvicorn.error", "python_multipart"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     quiet = logging.getLogger("uvicorn.access")
     quiet.handlers.clear()
     quiet.propagate = False

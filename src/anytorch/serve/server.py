@@ -30,7 +30,7 @@ from anytorch.serve.app import create_app
 from anytorch.serve.keys import read_keys
 from anytorch.serve.loaders import first_models
 from anytorch.serve.options import ServeOptions, from_json, to_json
-from anytorch.serve.running import BACKLOG, Told, first_answer, run_app, signals_to
+from anytorch.serve.running import BACKLOG, LEAVE_S, Told, first_answer, run_app, signals_to
 
 log = logs.logger(__name__)
 
@@ -75,6 +75,8 @@ LOOK_S = 0.1
 SILENT_S = 30.0  # without a heartbeat, a worker that has once beaten is taken for dead
 SHORT_LIFE_S = 5.0  # who dies sooner is started again later and later
 LONGEST_PAUSE_S = 10.0
+# After the time to drain: a worker ends by itself LEAVE_S later (a second more where --drain is 0), the service within 5 s.
+KILL_S = LEAVE_S + 1.5
 forget_process: Any = mark_process_dead  # has no annotations
 
 
@@ -161,16 +163,19 @@ class Supervisor:
         forget_process(worker.process.pid, str(self._folder / "metrics"))
 
     def _drain(self) -> None:
+        """Have every worker drain; who has not ended `KILL_S` after the time to drain is killed, all of them at once."""
+        last = time.monotonic() + self._options.drain_delay_s + self._options.drain_s + KILL_S
         for worker in self._workers:
             worker.process.send_signal(signal.SIGTERM)
         self._listening.close()
-        last = time.monotonic() + self._options.drain_s + self._options.drain_delay_s + 5
         for worker in self._workers:
             try:
-                worker.process.wait(max(0.1, last - time.monotonic()))
+                worker.process.wait(max(0.0, last - time.monotonic()))
             except subprocess.TimeoutExpired:
+                log.warning("worker %d (process %d) did not end: killed", worker.number, worker.process.pid)
                 worker.process.kill()
-                worker.process.wait()
+        for worker in self._workers:
+            worker.process.wait()
             os.close(worker.beats)
 
     def kill(self) -> None:

@@ -42,7 +42,7 @@ def _register() -> None:
     from anytorch.webgpu import registration
 
     registration.register()
-    for name in ("webgpu_fallback", "webgpu_check", "webgpu_adapter", "webgpu_memory"):
+    for name in ("webgpu_fallback", "webgpu_checks", "webgpu_adapter", "webgpu_memory"):
         settings.get(name)  # a value that makes no sense is told now, not when it first matters
     _adapt_backward(_gradients_elsewhere_explained if _autograd_has_device_threads() else _in_the_callers_thread)
 

@@ -33,9 +33,12 @@ def gather(
     offset: int = 0,
     wrap: bool = False,
     into: torch.Tensor | None = None,
+    site: int = 0,
 ) -> torch.Tensor:
     """A contiguous tensor of `size`: each element from `source` (walked with `strides`, from `offset` elements on) at the
-    place the indices name. A new tensor, or `into` where that can be written as a whole."""
+    place the indices name. A new tensor, or `into` where that can be written as a whole.
+
+    With a `site` (`faults.site_of`) an index out of range is reported, here and in `scatter`."""
     if into is not None and _whole(into) and into.data_ptr() >> SHIFT != source.data_ptr() >> SHIFT:
         result = into
     else:
@@ -43,7 +46,7 @@ def gather(
     if result.numel() == 0:
         return result
     address = source.data_ptr() + offset * source.dtype.itemsize
-    plan = find_plan("", source.dtype, size, (strides,), indices, address, wrap)
+    plan = find_plan("", source.dtype, size, (strides,), indices, address, wrap, site)
     plan([address, *[index[0].data_ptr() for index in indices], result.data_ptr()])
     return result
 
@@ -64,6 +67,7 @@ def scatter(
     *,
     mode: str = "set",
     wrap: bool = False,
+    site: int = 0,
 ) -> None:
     """Write `source` (walked over `size`) into `target` where the indices say.
 
@@ -79,7 +83,7 @@ def scatter(
         for index, steps, length, stride in indices
     ]
     at, there = source.data_ptr(), target.data_ptr()
-    plan = find_plan(mode, target.dtype, size, (source_strides, strides), indices, at | there, wrap)
+    plan = find_plan(mode, target.dtype, size, (source_strides, strides), indices, at | there, wrap, site)
     plan([at, there, *[index[0].data_ptr() for index in indices]])
 
 
@@ -116,10 +120,11 @@ def find_plan(
     indices: Sequence[Index],
     addresses: int,
     wrap: bool,
+    site: int = 0,
 ) -> Plan:
     """The plan for this geometry; `mode` is "" for reading, `addresses` are those of the walked operands, or-ed."""
     key = (
-        *("indexed", mode, dtype, wrap, addresses & 15),
+        *("indexed", mode, dtype, wrap, addresses & 15, site),
         *size,
         *[tuple(steps) for steps in strides],
         *[(index.dtype, tuple(steps), length, stride) for index, steps, length, stride in indices],
@@ -143,7 +148,8 @@ def find_plan(
             m[:-1] = [step // factor for step in m[:-1]]
     count = math.prod(size) // factor
     extents = [(index[2], step) for index, step in zip(indices, steps, strict=True)]
-    walk = wgsl.Walk(operands, tuple(name_of(index[0].dtype) for index in indices), len(sizes), wrap)
+    dtypes = tuple(name_of(index[0].dtype) for index in indices)
+    walk = wgsl.Walk(operands, dtypes, len(sizes), wrap, reports=site > 0)
     tail = [*sizes, *[step for m in merged for step in m], *[number for pair in extents for number in pair]]
     if walk.words > wgsl.MOST_WORDS:
         walk = replace(walk, shape=tuple(sizes), strides=tuple(tuple(m) for m in merged), extents=tuple(extents))
@@ -155,6 +161,9 @@ def find_plan(
     per_thread = 1 if isinstance(kernel, wgsl.Scatter) else kernel.per_thread
     render: Callable[[Any], str] = wgsl.render_scatter if mode else wgsl.render_gather
     plan = plans[key] = plan_over(
-        count, kernel, render, places, kernel.writable, wgsl.WORKGROUP, per_thread, unplaced=not mode, tail=tail
+        *(count, kernel, render, places, kernel.writable, wgsl.WORKGROUP, per_thread),
+        unplaced=not mode,
+        tail=tail,
+        site=site,
     )
     return plan

@@ -9,7 +9,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from anytorch.gpu.launch import Kernel, Plan, grid
+from anytorch.gpu.launch import Kernel, Plan, grid, plan_of
 from anytorch.gpu.plans import plans
 from anytorch.webgpu.tensors import NAME, contiguous_strides, sized_tensor, storage_nbytes
 
@@ -54,18 +54,19 @@ def launch(
     writable: int | None = None,
     head: tuple[int | float, ...] = (),
     tail: tuple[int | float, ...] = (),
+    site: int = 0,
 ) -> None:
     """Run a kernel that its own numbers describe. It is told the places of the first `placed` tensors and, unless told
-    otherwise, writes the others, which start their buffers."""
-    key = (kernel, head, tail)
+    otherwise, writes the others, which start their buffers. `site` is the op's number if it reports (`faults`)."""
+    key = (kernel, head, tail, site)
     plan = plans[key]
     if plan is None:
         if writable is None:
             writable = ((1 << len(tensors)) - 1) & -(1 << placed)
         places = [tensor.dtype.itemsize for tensor in tensors[:placed]]
         unplaced = len(tensors) - placed
-        plan = plans[key] = Plan(
-            kernel, render, grid(groups), places, writable, unplaced=unplaced, head=head, tail=tail
+        plan = plans[key] = plan_of(
+            kernel, render, grid(groups), places, writable, unplaced=unplaced, head=head, tail=tail, site=site
         )
     plan([tensor.data_ptr() for tensor in tensors])
 
@@ -83,7 +84,7 @@ def plan_over(
     """The plan of a kernel whose threads share `count` elements: it is told how many there are, and how many threads a row
     of workgroups has."""
     x, y = grid(-(-count // (per_thread * workgroup)))
-    return Plan(kernel, render, (x, y), places, writable, head=(count, x * workgroup), **more)
+    return plan_of(kernel, render, (x, y), places, writable, head=(count, x * workgroup), **more)
 
 
 def to_meta(value: Any) -> Any:

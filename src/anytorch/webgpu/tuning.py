@@ -165,6 +165,7 @@ def choose(runtime: Runtime, shape: Shape, dtype: str, run: Launch) -> Tiling:
         return options[0]  # what is tried would be recorded with the rest, and answers cannot be read back
     (plain,) = offered(runtime, shape, plainest=True)
     if verdict is None:
+        runtime.synchronize()  # an index out of range in earlier work is not a candidate's mistake
         try:
             truth = run(plain)
             check = near(truth, dtype=truth.dtype) if truth.numel() <= READ_BACK else _near_on_device(truth)

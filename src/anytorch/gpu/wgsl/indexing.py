@@ -8,7 +8,8 @@ which is what flip needs.
 Copies move bits: an element is 1, 2, 4, 8 or 16 bytes whatever its dtype, and neighbours that travel together travel as
 one wide element. int64 indices are read as two words, so no adapter needs 64-bit integers for them.
 
-An index out of range reads zero and writes nothing: no launch touches memory outside its tensors.
+An index out of range reads zero and writes nothing: no launch touches memory outside its tensors. A walk that `reports` says
+so in the fault buffer (`faults`), which is bound last.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from anytorch.gpu.wgsl.faults import reporting
 from anytorch.gpu.wgsl.types import HELPERS, MAIN, buffers, head, offsets, parameters, words_main
 
 WORKGROUP = 256
@@ -39,6 +41,7 @@ class Walk:
     shape: tuple[int, ...] = ()  # with the two below: written into the shader, where the parameters cannot hold them
     strides: tuple[tuple[int, ...], ...] = ()
     extents: tuple[tuple[int, int], ...] = ()  # size and stride of each indexed dimension
+    reports: bool = False  # indices out of range
 
     @property
     def walked(self) -> int:
@@ -47,7 +50,7 @@ class Walk:
     @property
     def words(self) -> int:
         geometry = 0 if self.strides else self.rank * (self.walked + 1) + 2 * len(self.indices)
-        return 2 + self.walked + geometry
+        return 2 + self.walked + geometry + self.reports
 
     def parameters(self) -> str:
         names = ["n", "row", *[f"o{i}" for i in range(self.walked)]]
@@ -55,6 +58,8 @@ class Walk:
             names += [f"d{r}" for r in range(self.rank)]
             names += [f"t{i}_{r}" for i in range(self.walked) for r in range(self.rank)]
             names += [name for k in range(len(self.indices)) for name in (f"size{k}", f"step{k}")]
+        if self.reports:
+            names.append("site")
         return parameters(*names)
 
     def offsets(self, variable: str) -> str:
@@ -68,14 +73,17 @@ class Walk:
             size = f"{self.extents[k][0]}u" if self.strides else f"p.size{k}"
             step = f"{self.extents[k][1] % 2**32}u" if self.strides else f"p.step{k}"
             function = "index_at_64" if name == "int64" else "index_at_32"
-            lines.append(f"var j{k} = {function}(b{first_binding + k}[a{self.operands + k}]);")
+            read = f"b{first_binding + k}[a{self.operands + k}]"
+            lines.append(f"var j{k} = {function}({read});")
             if self.wrap:
                 lines.append(f"if (j{k} < 0 && j{k} >= -i32({size})) {{ j{k} += i32({size}); }}")
-            lines.append(f"if (u32(j{k}) >= {size}) {{ return{otherwise}; }} a{target} += u32(j{k}) * {step};")
+            words = read if name == "int64" else f"vec2<u32>(bitcast<u32>({read}), bitcast<u32>({read} >> 31u))"
+            report = f"report({k}u, {size}, {words}); " if self.reports else ""
+            lines.append(f"if (u32(j{k}) >= {size}) {{ {report}return{otherwise}; }} a{target} += u32(j{k}) * {step};")
         return "\n  ".join(lines)
 
 
-def _indices(walk: Walk, first_binding: int) -> str:
+def _indices(walk: Walk, first_binding: int, bindings: int) -> str:
     elements = ["vec2<u32>" if name == "int64" else "i32" for name in walk.indices]
     parts = [buffers({f"b{first_binding + k}": each for k, each in enumerate(elements)}, first=first_binding)]
     if "int64" in walk.indices:
@@ -86,6 +94,8 @@ def _indices(walk: Walk, first_binding: int) -> str:
         )
     if "int32" in walk.indices:
         parts.append("fn index_at_32(w: i32) -> i32 { return w; }\n")
+    if walk.reports:
+        parts.append(reporting(bindings))
     return "".join(parts)
 
 
@@ -131,7 +141,7 @@ def render_gather(kernel: Gather) -> str:
     storage, lanes, _ = _element(kernel.nbytes)
     out = kernel.buffers - 1
     text = (
-        f"{buffers({'b0': storage})}{_indices(walk, 1)}{buffers({}, {'result': storage}, out)}{walk.parameters()}"
+        f"{buffers({'b0': storage})}{_indices(walk, 1, out + 1)}{buffers({}, {'result': storage}, out)}{walk.parameters()}"
         f"fn fetch(i: u32) -> {storage} {{\n  {walk.offsets('i')}\n  {walk.look_up(0, 1, f' {storage}()')}\n"
         f"  return {_loaded(kernel.nbytes, 'b0', 'a0')};\n}}\n"
     )
@@ -172,7 +182,7 @@ def render_scatter(kernel: Scatter) -> str:
     element, put = _put(kernel)
     source = {"float32": "f32", "int32": "i32"}.get(kernel.dtype, storage)
     return (
-        f"{buffers({'b0': source}, {'there': element})}{_indices(walk, 2)}{walk.parameters()}{put}"
+        f"{buffers({'b0': source}, {'there': element})}{_indices(walk, 2, kernel.buffers)}{walk.parameters()}{put}"
         f"{MAIN}  if (thread >= p.n) {{ return; }}\n  {walk.offsets('thread')}\n  {walk.look_up(1, 2, '')}\n"
         f"  put(a1, {_loaded(kernel.nbytes, 'b0', 'a0')});\n}}\n"
     )

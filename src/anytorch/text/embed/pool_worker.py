@@ -29,6 +29,7 @@ from typing import IO, Any
 import numpy as np
 
 from anytorch import logs
+from anytorch.child_process import is_alive
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import AnytorchError, OutOfMemory
 from anytorch.text.checkpoints.checkpoint import Floats, Ints
@@ -210,16 +211,6 @@ def sweep() -> None:
     for parent in {SHARED, Path(tempfile.gettempdir())}:
         for folder in parent.glob(f"{PREFIX}*") if parent.is_dir() else ():
             owner = folder.name.removeprefix(PREFIX).partition("-")[0]
-            if owner.isdigit() and not _alive(int(owner)):
+            if owner.isdigit() and not is_alive(int(owner)):
                 log.debug("removing %s: its process is gone", folder)
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _alive(process: int) -> bool:
-    if os.name != "posix":
-        return True  # os.kill would end it there; the temporary folder is the system's to clean
-    try:
-        os.kill(process, 0)
-    except OSError as exc:
-        return not isinstance(exc, ProcessLookupError)  # one of another user is alive, too
-    return True

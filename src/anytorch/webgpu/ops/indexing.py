@@ -4,8 +4,8 @@ Every op of indexing, here and in `scattering`, is a `Place`: a walk over some s
 which index tensors name the position in the others. Reading there is gather, writing there is scatter, combining there is
 scatter_add and its kin.
 
-An index out of range reads zero and writes nothing. Finding it would cost a wait for the device per op; with
-ANYTORCH_WEBGPU_CHECK=1 every index tensor is looked at and IndexError raised, as on the CPU.
+An index out of range reads zero and writes nothing, and is reported: IndexError comes where the host next waits for the
+device (`gpu.faults`).
 """
 
 from __future__ import annotations
@@ -13,31 +13,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from anytorch import settings
 from anytorch.gpu.buffers import SHIFT, TAG
 from anytorch.gpu.launch import Plan
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.webgpu.fallback import fallback
+from anytorch.webgpu.faults import site_of
 from anytorch.webgpu.indexed import Index, find_plan, gather, positions, scatter
 from anytorch.webgpu.kernels import register_kernels, with_out
 from anytorch.webgpu.launch import NoKernel, check_devices, made_by, result_of
 from anytorch.webgpu.tensors import KEY, NAME, aten, device
 
 INDEX_DTYPES = (torch.int64, torch.int32)
-
-
-@lru_cache(maxsize=1)
-def checking() -> bool:
-    """Read once: a setting costs more than the launch of a small kernel."""
-    return bool(settings.get("webgpu_check"))
 
 
 @dataclass(frozen=True)
@@ -48,6 +41,7 @@ class Place:
         tuple[torch.Tensor, Sequence[int], int]
     ]  # tensor, its strides in the walk, the dimension it indexes
     wrap: bool = False
+    site: int = 0  # the op's number, if it reports indices out of range
 
     def _strides(self, target: torch.Tensor) -> list[int]:
         steps = target.stride()
@@ -57,26 +51,23 @@ class Place:
         return [(index, steps, target.size(dim), target.stride(dim)) for index, steps, dim in self.indices]
 
     def checked(self, op: Any, target: torch.Tensor) -> Place:
-        """The place itself; if wished, its indices are looked at first."""
-        for index, _, dim in self.indices if checking() else ():
-            size = target.size(dim)
-            if index.numel() == 0:
-                continue
-            low, high = int(index.amin().item()), int(index.amax().item())
-            if high >= size or low < (-size if self.wrap else 0):
-                wrong = high if high >= size else low
-                raise IndexError(f"{op}: index {wrong} is out of bounds for dimension {dim} with size {size}")
-        return self
+        """This place for an op whose kernel reports indices out of range; where every index is, IndexError at once."""
+        for index, _, dim in self.indices:
+            if not target.size(dim) and index.numel():
+                raise IndexError(f"{op}: every index is out of bounds for dimension {dim} with size 0")
+        site = site_of(op, [dim for _, _, dim in self.indices], buffers=2 + len(self.indices))
+        return replace(self, site=site) if site else self
 
     def read(self, source: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         """The elements there, in a new tensor or in `into` if that can be written as a whole."""
         strides, entries = self._strides(source), self._entries(source)
-        return gather(source, self.size, strides, entries, wrap=self.wrap, into=into)
+        return gather(source, self.size, strides, entries, wrap=self.wrap, into=into, site=self.site)
 
     def plan(self, source: torch.Tensor, size: Sequence[int]) -> Plan:
         """The plan by which `read` makes a new tensor, for a result of this size and as many elements."""
         strides, entries = self._strides(source), self._entries(source)
-        plan = copy(find_plan("", source.dtype, self.size, (strides,), entries, source.data_ptr(), self.wrap))
+        at = source.data_ptr()
+        plan = copy(find_plan("", source.dtype, self.size, (strides,), entries, at, self.wrap, self.site))
         plan.result = result_of(size, source.dtype)
         return plan
 
@@ -86,7 +77,10 @@ class Place:
             return
         steps = source.expand(self.size).stride()
         scatter(
-            target, self._strides(target), source, steps, self.size, self._entries(target), mode=mode, wrap=self.wrap
+            *(target, self._strides(target), source, steps, self.size, self._entries(target)),
+            mode=mode,
+            wrap=self.wrap,
+            site=self.site,
         )
 
     def combine(self, target: torch.Tensor, source: torch.Tensor, mode: str) -> None:
@@ -230,6 +224,11 @@ def index_tensor(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -
     return advanced(ours(op, target), indices).checked(op, target).read(target)
 
 
+def unsafe_index(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """As `index_tensor`, for torch's own decompositions, whose indices need no check."""
+    return advanced(ours(aten._unsafe_index.Tensor, target), indices).read(target)
+
+
 # --- one dimension -----------------------------------------------------------------------------------------------
 
 
@@ -252,7 +251,7 @@ def _selected(name: str, source: torch.Tensor, dim: int, index: torch.Tensor) ->
     low, at = source.data_ptr(), index.data_ptr()
     key = (
         *(name, source.dtype, source.size(), source.stride(), low & 15, dim),
-        *(index.dtype, index.size(), index.stride(), checking()),
+        *(index.dtype, index.size(), index.stride()),
     )
     plan = plans[key]
     if plan is None or not low & at & TAG:
@@ -273,16 +272,18 @@ def embedding(weight: torch.Tensor, indices: torch.Tensor, *of_gradient: Any) ->
     flat = indices.reshape(-1)
     size = (*indices.shape, weight.shape[1])
     plain = indices.is_contiguous() and indices.dtype in INDEX_DTYPES and weight.numel() and indices.numel()
-    if plain and indices.device.type == weight.device.type == NAME and not checking():
-        plans[key] = selecting(weight, 0, flat).plan(weight, size)
-    return index_select(weight, 0, flat).view(size)
+    if plain and indices.device.type == weight.device.type == NAME:
+        plans[key] = selecting(weight, 0, flat).checked(aten.embedding.default, weight).plan(weight, size)
+    return _select(aten.embedding.default, weight, 0, flat).view(size)
 
 
 def index_select(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     key, found = _selected("index_select", source, dim, index)
-    if found is not None:
-        return found
-    op = aten.index_select.default
+    return _select(aten.index_select.default, source, dim, index, key) if found is None else found
+
+
+def _select(op: Any, source: torch.Tensor, dim: int, index: torch.Tensor, key: Any = None) -> torch.Tensor:
+    """index_select; its plan is kept for `key`."""
     whole, dim = on_dimension(ours(op, source), dim)
     if index.dim() > 1:
         raise IndexError("index_select(): Index is supposed to be a vector")
@@ -290,17 +291,17 @@ def index_select(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.T
         raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
     index = ours(op, index)
     place = selecting(whole, dim, index).checked(op, whole)
-    if index.dim() == 1 and whole is source and 0 not in place.size and not checking():
+    if key is not None and index.dim() == 1 and whole is source and 0 not in place.size:
         plans[key] = place.plan(source, place.size)
     try:
         read = place.read(whole)
     except BindingTooLarge:
-        pieced = _from_pieces(whole, dim, index)
+        pieced = _from_pieces(place, whole, dim, index)
         read = fallback(op, source, dim, index) if pieced is None else pieced
     return read.reshape(()) if source.dim() == 0 else read
 
 
-def _from_pieces(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor | None:
+def _from_pieces(place: Place, source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor | None:
     """index_select from a source beyond the binding limit: from copies of its pieces, one after the other.
 
     Reads all of the source, which costs a millisecond or two per GB; the way over the CPU costs a thousand times that.
@@ -311,6 +312,9 @@ def _from_pieces(source: torch.Tensor, dim: int, index: torch.Tensor) -> torch.T
     size = [index.numel() if d == dim else n for d, n in enumerate(source.shape)]
     if not 0 < step < length or math.prod(size) * source.dtype.itemsize > limit:
         return None
+    # The pieces are asked for what they have, so somebody must tell of an index that none of them has: a read of one element
+    # that stands for all of the dimension.
+    gather(constant(0, torch.int32), (index.numel(),), (0,), [(index, index.stride(), length, 0)], site=place.site)
     result = torch.zeros(size, dtype=source.dtype, device=source.device)
     over = [-1 if d == dim else 1 for d in range(source.dim())]
     for start in range(0, length, step):
@@ -340,7 +344,7 @@ def take(source: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 KERNELS: dict[str, Callable[..., Any]] = {
     "index.Tensor": index_tensor,
-    "_unsafe_index.Tensor": index_tensor,
+    "_unsafe_index.Tensor": unsafe_index,
     "gather.out": gather_out,
     "index_select.out": with_out(index_select, ["out"]),
     "take": take,

@@ -12,6 +12,7 @@ from anytorch.gpu.wgsl.loss import THREADS, TOTALS, Pick, PickBackward, render_p
 from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.dtypes import name_of, usable, word_dtype
 from anytorch.webgpu.fallback import fallback
+from anytorch.webgpu.faults import site_of
 from anytorch.webgpu.folds import reduce_dims
 from anytorch.webgpu.kernels import into, op_of, register_kernels
 from anytorch.webgpu.launch import NoKernel, check_devices, launch
@@ -38,7 +39,7 @@ def _check_shapes(op: Any, self: torch.Tensor, target: torch.Tensor, weight: May
 def _check_usable(self: torch.Tensor, target: torch.Tensor, weight: Maybe, ignore_index: int) -> None:
     kinds = self.is_floating_point() and not target.is_floating_point()
     dtypes = [t.dtype for t in (self, target, weight) if t is not None]
-    if not kinds or not usable(*dtypes) or not -(2**31) <= ignore_index < 2**31:
+    if not kinds or not usable(*dtypes) or not -(2**31) < ignore_index < 2**31:
         raise NoKernel
 
 
@@ -64,7 +65,9 @@ def _forward(op: Any) -> Callable[..., Any]:
             tensors = [contiguous(t) for t in (self, target, weight) if t is not None]
             dtypes = [name_of(t.dtype) if t is not None else "" for t in (self, target, weight)]
             bound, head = [*tensors, losses, weights], (samples, classes, inner, ignore_index)
-            launch(Pick(*dtypes), render_pick, bound, -(-samples // THREADS), placed=len(tensors), head=head)
+            site = site_of(op, (int(self.dim() > 1),), noun="target", buffers=len(bound))
+            pick = Pick(dtypes[0], dtypes[1], dtypes[2], reports=site > 0)
+            launch(pick, render_pick, bound, -(-samples // THREADS), placed=len(tensors), head=head, site=site)
         if reduction == NONE:
             return narrowed(losses, self.dtype).view(size), new_contiguous((), self.dtype).fill_(0)
         if not samples:

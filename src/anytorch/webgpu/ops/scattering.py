@@ -61,7 +61,7 @@ def index_put_impl(
             f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of shape "
             f"{list(place.size)}"
         ) from exc
-    place.checked(op, target)
+    place = place if unsafe else place.checked(op, target)
     if accumulate:
         place.combine(target, values, "sum")
     else:
@@ -111,12 +111,12 @@ def _scatter(op: Any, mode: str = "") -> Callable[..., torch.Tensor]:
         if index.numel() == 0:
             return start(out, target)
         check_index(op, index)
+        whole = out.unsqueeze(0) if out.dim() == 0 else out
+        place = (selecting(whole, axis, index) if slices else along(axis, walked)).checked(op, whole)
         if out.numel() and target.numel():
             values = source if isinstance(source, torch.Tensor) else constant(source, target.dtype)
             start(out, target)
-            whole = out.unsqueeze(0) if out.dim() == 0 else out
-            place = selecting(whole, axis, index) if slices else along(axis, walked)
-            reduced(place.checked(op, whole), whole, values, chosen, include_self)
+            reduced(place, whole, values, chosen, include_self)
         return out
 
     return kernel
