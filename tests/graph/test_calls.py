@@ -101,3 +101,19 @@ def test_the_cheap_functions_take_what_the_ops_take() -> None:
     for op, (args, kwargs) in given.items():
         torch.testing.assert_close(CHEAP[op](*args, **kwargs), op(*args, **kwargs))
     assert aten.add_.Tensor not in CHEAP and aten.add.out not in CHEAP
+
+
+def test_what_a_graph_writes_stays_though_nobody_reads_it() -> None:
+    x, total = torch.randn(3, 4), torch.zeros(3, 4)
+
+    def count(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        total.add_(x)
+        return x * 2
+
+    def compiler(module: GraphModule, examples: Any) -> Any:
+        return make_boxed_func(cheaper(module).forward)
+
+    torch._dynamo.reset()
+    kept = aot_autograd(fw_compiler=compiler, keep_inference_input_mutations=True)
+    torch.testing.assert_close(torch.compile(count, backend=kept, dynamic=False)(x, total), x * 2)
+    torch.testing.assert_close(total, x)

@@ -25,8 +25,10 @@ ENTRY = "anytorch.devices.child:main"
 
 # Settings that say nothing about what a device can do: a shell that sets one of their variables need not wait for
 # another trial. What a settings file may say of devices is in the key by its value, wherever the file is.
-ASIDE = ("backend", "strict", "log_level", "probe_timeout_s", "mode", "measure_kernels", "measure_s", "save_kernels")
-ASIDE += ("trust_cache", "api_key_file", "config_file", "cache_dir")
+ASIDE = (
+    *("backend", "strict", "log_level", "probe_timeout_s", "mode", "measure_kernels", "measure_s", "save_kernels"),
+    *("trust_cache", "api_key_file", "config_file", "cache_dir"),
+)
 
 
 def try_out(hardware: Hardware, *, refresh: bool = False) -> TorchReport:

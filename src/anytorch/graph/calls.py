@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 aten = torch.ops.aten
 VIEWS = (aten.view.default, aten._unsafe_view.default)
+PRODUCTS = (aten.addmm.default, aten.mm.default)
 
 
 def _bound(*names: str) -> dict[Any, Callable[..., Any]]:
@@ -58,11 +59,12 @@ def cheaper(module: GraphModule) -> GraphModule:
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in VIEWS and _is_view_of_a_view(node):
             node.update_arg(0, node.args[0].args[0])
-            node.target = aten.view.default if node.args[0].target in VIEWS else node.target
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target in (aten.addmm.default, aten.mm.default):
+        if node.op == "call_function" and node.target in PRODUCTS:
             _as_linear(node)
-    graph.eliminate_dead_code()
+    for node in reversed(list(graph.nodes)):  # these alone: a node that nobody reads may write
+        if node.target in (*VIEWS, aten.t.default, *PRODUCTS) and not node.users:
+            graph.erase_node(node)
     for node in graph.nodes:
         if node.op == "call_function" and node.target in CHEAP:
             node.target = CHEAP[node.target]
@@ -74,23 +76,25 @@ def _is_view_of_a_view(node: Node) -> bool:
     source = node.args[0]
     return (
         isinstance(source, Node)
-        and source.op == "call_function"
         and source.target in VIEWS
         and len(source.users) == 1
-        and isinstance(source.args[0], Node)
         and _is_contiguous(source.args[0])
     )
 
 
-def _is_contiguous(node: Node) -> bool:
+def _is_contiguous(source: Any) -> bool:
     """Was it when it was traced? Then any shape is a view of it."""
-    value = node.meta.get("val")
+    value = source.meta.get("val") if isinstance(source, Node) else None
     return isinstance(value, torch.Tensor) and value.is_contiguous()
+
+
+def _shape(node: Any) -> list[Any]:
+    return list(node.meta["val"].shape)
 
 
 def _as_linear(product: Node) -> None:
     """view(addmm(bias, view(x), t(weight))) becomes linear(x, weight, bias), where views only flatten and restore rows."""
-    bias = product.args[0] if product.target is aten.addmm.default else None
+    bias: Any = product.args[0] if product.target is aten.addmm.default else None
     rows, turned = product.args[-2:]
     if (
         product.kwargs
@@ -99,24 +103,16 @@ def _as_linear(product: Node) -> None:
         or turned.target is not aten.t.default
     ):
         return
-    weight = turned.args[0]
-    if isinstance(bias, Node) and len(bias.meta["val"].shape) != 1:
+    if bias is not None and len(_shape(bias)) != 1:
         return  # a matrix that is added
-    last = next(iter(product.users)) if len(product.users) == 1 else None
-    flat = rows.target in VIEWS and isinstance(rows.args[0], Node)
-    source = rows.args[0] if flat else rows
-    shape = [*source.meta["val"].shape[:-1], weight.meta["val"].shape[0]]
-    if flat and (
-        source.meta["val"].shape[-1] != rows.meta["val"].shape[-1]
-        or last is None
-        or last.target not in VIEWS
-        or list(last.meta["val"].shape) != shape
-    ):
-        flat, source = False, rows
-    done = last if flat and last is not None else product
+    weight, source, done = turned.args[0], rows, product
+    if rows.target in VIEWS and len(product.users) == 1:
+        whole, (last, *_) = rows.args[0], product.users
+        alike = _shape(whole)[-1] == _shape(rows)[-1] and last.target in VIEWS
+        if alike and _shape(last) == [*_shape(whole)[:-1], _shape(weight)[0]]:
+            source, done = whole, last  # type: ignore[assignment]
+    given = (source, weight) if bias is None else (source, weight, bias)
     with product.graph.inserting_before(done):
-        made = product.graph.call_function(
-            aten.linear.default, (source, weight, bias) if bias is not None else (source, weight)
-        )
+        made = product.graph.call_function(aten.linear.default, given)
     made.meta = dict(done.meta)
     done.replace_all_uses_with(made)

@@ -59,9 +59,9 @@ def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
     def launch(tensors: Sequence[torch.Tensor], known: Mapping[str, int]) -> None:
         device = tensors[0].device
         sizes = [known[name] for name in names]
-        programs = grids.get(key := (*sizes,))
+        programs = grids.get(tuple(sizes))
         if programs is None:
-            programs = grids[key] = emit.grid(kernel, schedule, dict(known))
+            programs = grids[tuple(sizes)] = emit.grid(kernel, schedule, dict(known))
         shared: tuple[torch.Tensor, ...] = ()
         if schedule.parts > 1:
             scratch = torch.empty(programs * slot, dtype=torch.float32, device=device)
