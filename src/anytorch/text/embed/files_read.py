@@ -154,10 +154,10 @@ class _Parquet(_Reader):
 
         try:
             self._file = pq.ParquetFile(source.path)
-        except (pa.ArrowInvalid, OSError) as exc:
+            schema = self._file.schema_arrow
+            self.columns = list(schema.names)
+        except (pa.ArrowException, OSError, ValueError) as exc:  # names that are not UTF-8, too
             raise InputError(f"{source.path.name}: cannot be read as Parquet: {exc}") from exc
-        schema = self._file.schema_arrow
-        self.columns = list(schema.names)
         self.textual = [field.name for field in schema if _holds_text(field.type)]
 
     def total(self) -> int | None:
@@ -186,7 +186,11 @@ class _Parquet(_Reader):
             yield self._cut(held)
 
     def _cut(self, table: Any) -> tuple[Any, list[Any]]:
-        return table.combine_chunks(), table.column(self.source.column).to_pylist()
+        try:
+            return table.combine_chunks(), table.column(self.source.column).to_pylist()
+        except UnicodeDecodeError as exc:  # Parquet itself does not look at what a text holds
+            words = f"column {self.source.column!r} holds bytes that are not UTF-8: {exc.reason}"
+            raise InputError(f"{self.source.path.name}: {words}", hint="write the file again") from exc
 
 
 def _holds_text(kind: Any) -> bool:
