@@ -170,11 +170,13 @@ class _Parquet(_Reader):
             skip -= facts.row_group(group).num_rows
             group += 1
         groups = list(range(group, facts.num_row_groups))
+        left = sum(facts.row_group(number).num_rows for number in groups)
         # Batches end where row groups do: they are put together and cut anew.
         held = pa.Table.from_batches([], self._file.schema_arrow)
         try:
             for batch in self._file.iter_batches(batch_size=min(rows, 65536), row_groups=groups) if groups else ():
                 fresh = pa.Table.from_batches([batch], self._file.schema_arrow)
+                left -= len(fresh)
                 dropped, skip = min(skip, len(fresh)), max(0, skip - len(fresh))
                 held = pa.concat_tables([held, fresh.slice(dropped)])
                 while len(held) >= rows:
@@ -182,6 +184,12 @@ class _Parquet(_Reader):
                     held = held.slice(rows)
         except (pa.ArrowException, OSError) as exc:
             raise InputError(f"{self.source.path.name}: cannot be read to its end: {exc}") from exc
+        if left:  # a damaged page can be an empty one to Arrow
+            raise InputError(
+                f"{self.source.path.name}: cannot be read to its end: {left} of the {facts.num_rows} rows that it says it "
+                "has are not there",
+                hint="the file is damaged: fetch or write it again",
+            )
         if len(held):
             yield self._cut(held)
 
