@@ -133,6 +133,12 @@ def test_torchrun_tells_a_mistake_once() -> None:
     assert done.returncode != 0 and done.stderr.count("error: --patience -1") == 1, done.stderr
 
 
+def test_a_name_that_no_folder_can_have_is_no_folder(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"data:\n  data_path: a.csv\nmodel_paths:\n  base_path: x\n  finetuned_tokenizer: {'a' * 5000}\n")
+    assert read_config(path, "predictor").tokenizer is None
+
+
 @pytest.mark.parametrize("value", [".inf", "-.inf", ".nan", "1e400", "9" * 400, "[1]", "true"])
 @pytest.mark.parametrize("name", ["lookback_window", "clip"])
 def test_a_number_of_a_settings_file_is_finite(name: str, value: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import random
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,16 @@ def test_checksums_are_written_whatever_the_program_chose(tmp_path: Path) -> Non
     finally:
         torch.serialization.set_crc32_options(True)
     assert RunFolder(tmp_path).load("a", "cpu") is not None
+
+
+def test_a_pickle_that_torch_asserts_against_is_damaged(tmp_path: Path) -> None:
+    """A reference to a storage that is a number: torch has an assertion there, not an error."""
+    path = tmp_path / "state.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02K\x05Q.")
+        archive.writestr("archive/version", b"3\n")
+    with pytest.raises(ModelError, match="cannot be read: saved_id must be a tuple"):
+        store.read_state(path, "cpu", mmap=False)
 
 
 def test_a_log_of_any_bytes_is_read(tmp_path: Path) -> None:

@@ -240,6 +240,36 @@ def test_bad_rows_are_named(name: str, body: str | bytes, told: str, tmp_path: P
     assert not (tmp_path / "out.parquet").exists()
 
 
+@pytest.mark.parametrize(
+    ("found", "damaged", "told"),
+    [
+        (b"bad!", b"ba\xff!", "in.parquet: column 'text' holds bytes that are not UTF-8"),
+        (b"text", b"te\xfft", "in.parquet: cannot be read as Parquet: 'utf-8' codec"),
+    ],
+)
+def test_parquet_whose_texts_are_not_utf8(
+    found: bytes, damaged: bytes, told: str, tmp_path: Path, fake_engine: Make
+) -> None:
+    path = tmp_path / "in.parquet"
+    table = pa.table({"text": ["good", "bad!"]})
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
+    path.write_bytes(path.read_bytes().replace(found, damaged))
+    with pytest.raises(InputError, match=told):
+        encode_file(path, tmp_path / "out.parquet", engine=fake_engine())
+
+
+def test_parquet_that_has_fewer_rows_than_it_says(tmp_path: Path, fake_engine: Make) -> None:
+    """Arrow takes a page whose header was damaged for one without rows; the rows must not be lost in silence."""
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"text": ["a", "b", "c", "d"]}), path, compression="none", use_dictionary=False)
+    whole, count = path.read_bytes(), b",\x15\x08"  # of the page's values, in Thrift's compact form: 4
+    assert whole.count(count) == 1
+    path.write_bytes(whole.replace(count, b",\x15\x00"))
+    with pytest.raises(InputError, match=r"in.parquet: cannot be read to its end: 4 of the 4 rows"):
+        encode_file(path, tmp_path / "out.parquet", engine=fake_engine(), missing="null")
+    assert not (tmp_path / "out.parquet").exists()
+
+
 def test_missing_texts(tmp_path: Path, fake_engine: Make) -> None:
     pq.write_table(pa.table({"text": ["a", None, "c", None, None]}), tmp_path / "in.parquet")
     engine, target = fake_engine(), tmp_path / "out.parquet"

@@ -94,6 +94,7 @@ def test_a_damaged_tokenizer_is_named(copied_model: Path) -> None:
         ("7", "[UNK]\n[CLS]\n[SEP]\na\n", r"tokenizer_config\.json: not an object"),
         ('{"strip_accents": 1}', "[UNK]\n[CLS]\n[SEP]\na\n", "its strip_accents is neither true nor false"),
         ("{}", "[CLS]\n[SEP]\na\n", r"vocab\.txt: has no \[UNK\]"),
+        ('{"cls_token": "\\ud800"}', "[UNK]\n[CLS]\n[SEP]\na\n", "cannot be read as a vocabulary: .*surrogates"),
     ],
 )
 def test_damaged_files_of_a_vocabulary_are_named(config: str, vocabulary: str, told: str, copied_model: Path) -> None:
@@ -113,6 +114,26 @@ def test_a_word_without_a_token_is_our_error(copied_model: Path) -> None:
     path.write_text(json.dumps(layout))
     with pytest.raises(InputError, match="cannot be tokenized: WordPiece error"):
         TextTokenizer(read_recipe(copied_model), 256)(["unknown"])
+
+
+def test_a_panic_of_the_library_is_our_error(copied_model: Path) -> None:
+    """Its panics are no Exceptions: uncaught, one would end the thread that serves others."""
+    path = copied_model / "tokenizer.json"
+    layout = json.loads(path.read_text())
+    first = layout["post_processor"]["single"][0]["SpecialToken"]
+    first["id"] = "[NONE]"
+    path.write_text(json.dumps(layout))
+    with pytest.raises((InputError, ModelError), match="cannot be"):
+        TextTokenizer(read_recipe(copied_model), 256)(["a text"])
+    model = {
+        "type": "BPE",
+        "continuing_subword_prefix": "longer",
+        "vocab": {"a": 0, "b": 1, "ab": 2},
+        "merges": [["a", "b"]],
+    }
+    path.write_text(json.dumps({**layout, "post_processor": None, "added_tokens": [], "model": model}))
+    with pytest.raises(ModelError, match=r"tokenizer\.json: cannot be read as a tokenizer: range end index"):
+        TextTokenizer(read_recipe(copied_model), 256)
 
 
 @pytest.mark.parametrize("odd", [[[]], [{"type": ["NFC"]}], {}, "NFC", [{"type": "Sequence", "normalizers": 3}]])

@@ -8,6 +8,7 @@ import logging
 import shutil
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -230,3 +231,21 @@ def test_sizes_that_are_none_are_refused_before_anything_is_built(copy: Path, na
         (copy / "config.json").write_text(json.dumps({**config, name: value}))
         with pytest.raises(ModelError, match=name):
             TextGenerator(copy, device="cpu")
+
+
+def test_a_panic_over_a_damaged_tokenizer_is_our_error(tmp_path: Path) -> None:
+    """The Rust library's panics are no Exceptions; Ctrl-C is none either, and stays what it is."""
+
+    class PanicException(BaseException):
+        pass
+
+    def fails(kind: type[BaseException]) -> Any:
+        def from_pretrained(*_: Any, **__: Any) -> Any:
+            raise kind("range end index 7 out of range")
+
+        return SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=from_pretrained))
+
+    with pytest.raises(ModelError, match=r"its tokenizer cannot be read: .*range end index 7"):
+        loading.read_tokenizer(fails(PanicException), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        loading.read_tokenizer(fails(KeyboardInterrupt), tmp_path)

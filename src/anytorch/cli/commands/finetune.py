@@ -349,13 +349,20 @@ def read_config(path: str | Path, kind: str, folder: str | None = None) -> Finet
         data=settings.text("data", "data_path", needed=True),
         output=Path(base) / names[stage],
         model=settings.text("model_paths", "pretrained_predictor") or None,
-        tokenizer=pretrained if of_tokenizer or not Path(trained).is_dir() else trained,
+        tokenizer=pretrained if of_tokenizer or not is_folder(trained) else trained,
         from_scratch=not settings.flag("experiment", f"pre_trained_{word}", both),
         device="auto" if settings.flag("device", "use_cuda", True) else "cpu",
         max_context=settings.number("data", "max_context", int),
         plan={name: value for name, value in plan.items() if value is not None},
         unused=settings.unused(),
     )
+
+
+def is_folder(path: str) -> bool:
+    try:
+        return Path(path).is_dir()
+    except OSError:  # a name that no folder can have
+        return False
 
 
 def load(path: Path) -> dict[str, dict[str, Any]]:

@@ -83,7 +83,7 @@ def plain(value: Any) -> Any:
 
 DAMAGES = (
     RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, struct.error,
-    zlib.error, zipfile.BadZipFile, pickle.UnpicklingError, NotImplementedError,
+    zlib.error, zipfile.BadZipFile, pickle.UnpicklingError, NotImplementedError, AssertionError,
 )  # fmt: skip
 
 

@@ -154,10 +154,10 @@ class _Parquet(_Reader):
 
         try:
             self._file = pq.ParquetFile(source.path)
-        except (pa.ArrowInvalid, OSError) as exc:
+            schema = self._file.schema_arrow
+            self.columns = list(schema.names)
+        except (pa.ArrowException, OSError, ValueError) as exc:  # names that are not UTF-8, too
             raise InputError(f"{source.path.name}: cannot be read as Parquet: {exc}") from exc
-        schema = self._file.schema_arrow
-        self.columns = list(schema.names)
         self.textual = [field.name for field in schema if _holds_text(field.type)]
 
     def total(self) -> int | None:
@@ -170,11 +170,13 @@ class _Parquet(_Reader):
             skip -= facts.row_group(group).num_rows
             group += 1
         groups = list(range(group, facts.num_row_groups))
+        left = sum(facts.row_group(number).num_rows for number in groups)
         # Batches end where row groups do: they are put together and cut anew.
         held = pa.Table.from_batches([], self._file.schema_arrow)
         try:
             for batch in self._file.iter_batches(batch_size=min(rows, 65536), row_groups=groups) if groups else ():
                 fresh = pa.Table.from_batches([batch], self._file.schema_arrow)
+                left -= len(fresh)
                 dropped, skip = min(skip, len(fresh)), max(0, skip - len(fresh))
                 held = pa.concat_tables([held, fresh.slice(dropped)])
                 while len(held) >= rows:
@@ -182,11 +184,21 @@ class _Parquet(_Reader):
                     held = held.slice(rows)
         except (pa.ArrowException, OSError) as exc:
             raise InputError(f"{self.source.path.name}: cannot be read to its end: {exc}") from exc
+        if left:  # a damaged page can be an empty one to Arrow
+            raise InputError(
+                f"{self.source.path.name}: cannot be read to its end: {left} of the {facts.num_rows} rows that it says it "
+                "has are not there",
+                hint="the file is damaged: fetch or write it again",
+            )
         if len(held):
             yield self._cut(held)
 
     def _cut(self, table: Any) -> tuple[Any, list[Any]]:
-        return table.combine_chunks(), table.column(self.source.column).to_pylist()
+        try:
+            return table.combine_chunks(), table.column(self.source.column).to_pylist()
+        except UnicodeDecodeError as exc:  # Parquet itself does not look at what a text holds
+            words = f"column {self.source.column!r} holds bytes that are not UTF-8: {exc.reason}"
+            raise InputError(f"{self.source.path.name}: {words}", hint="write the file again") from exc
 
 
 def _holds_text(kind: Any) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from anytorch.errors import InputError, ModelError, UsageError
+from anytorch.errors import AnytorchError, InputError, ModelError, UsageError
 from anytorch.text.checkpoints.checkpoint import Ints
 from anytorch.text.embed.cutting import SHORT, WINDOW, cut, parts, places
 from anytorch.text.embed.recipe import Recipe, read_json
@@ -149,13 +150,9 @@ class TextTokenizer:
                 f"a text is too long: nowhere in {most} characters can it be cut; the limit is {longest}",
                 hint=f"send its beginning: the model reads no more than {self.max_length} tokens",
             )
-        try:
+        # A word that has no token, in a vocabulary without one for unknown words; a token around texts that is not there.
+        with of_rust(lambda why: InputError(f"the texts cannot be tokenized: {why}", hint="the tokenizer is damaged")):
             found: list[Any] = self._encode(list(texts))
-        except Exception as exc:
-            if type(exc) is not Exception:
-                raise
-            # Rust's own errors: a word that has no token, in a vocabulary without one for unknown words.
-            raise InputError(f"the texts cannot be tokenized: {exc}", hint="the tokenizer lacks a token") from exc
         return found
 
 
@@ -186,6 +183,20 @@ def check_texts(texts: Sequence[object], first: int = 0) -> None:
             ) from exc
 
 
+@contextmanager
+def of_rust(told: Callable[[str], AnytorchError], also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """A context that makes errors of ours of what the Rust library raises, and of kinds that are named `also`.
+
+    It raises plain Exceptions; and where it panics, what is no Exception, and would end a thread that catches those.
+    """
+    try:
+        yield
+    except BaseException as exc:
+        if isinstance(exc, also) or type(exc) is Exception or type(exc).__name__ == "PanicException":
+            raise told(str(exc)) from exc
+        raise
+
+
 def load_tokenizer(recipe: Recipe) -> tuple[Any, dict[str, Any]]:
     """The folder's Rust tokenizer and its description. A BERT folder without tokenizer.json has vocab.txt."""
     try:
@@ -195,11 +206,11 @@ def load_tokenizer(recipe: Recipe) -> tuple[Any, dict[str, Any]]:
     folder = recipe.encoder
     path = folder / "tokenizer.json"
     if path.is_file():
-        try:
+        with of_rust(
+            lambda why: ModelError(f"{path}: cannot be read as a tokenizer: {why}", hint="fetch it again"), (Exception,)
+        ):
             text = path.read_text(encoding="utf-8")
             tokenizer = tokenizers.Tokenizer.from_str(text)
-        except Exception as exc:  # its Rust errors are plain Exceptions
-            raise ModelError(f"{path}: cannot be read as a tokenizer: {exc}", hint="fetch it again") from exc
         layout = _layout(text)
     elif (folder / "vocab.txt").is_file() and recipe.spec.family in ("bert", "distilbert"):
         tokenizer = _word_pieces(folder)
@@ -244,11 +255,11 @@ def _word_pieces(folder: Path) -> Any:
             hint="the file is damaged: fetch it again",
         )
     names = {name: str(config.get(f"{name}_token") or f"[{name.upper()}]") for name in ("unk", "cls", "sep", "pad")}
-    try:
+    with of_rust(
+        lambda why: ModelError(f"{folder / 'vocab.txt'}: cannot be read as a vocabulary: {why}"), (Exception,)
+    ):
         tokenizer = Tokenizer(models.WordPiece.from_file(str(folder / "vocab.txt"), unk_token=names["unk"]))
-    except Exception as exc:  # its Rust errors are plain Exceptions
-        raise ModelError(f"{folder / 'vocab.txt'}: cannot be read as a vocabulary: {exc}") from exc
-    found = {name: tokenizer.token_to_id(names[name]) for name in ("unk", "cls", "sep")}
+        found = {name: tokenizer.token_to_id(names[name]) for name in ("unk", "cls", "sep")}
     for name, number in found.items():
         if number is None:
             raise ModelError(f"{folder / 'vocab.txt'}: has no {names[name]}", hint="it is not a BERT vocabulary")

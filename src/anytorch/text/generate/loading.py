@@ -203,7 +203,10 @@ def cache_nbytes(config: dict[str, Any], tokens: int, item_nbytes: int) -> int:
 def read_tokenizer(transformers: Any, folder: Path) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as exc:
+    except BaseException as exc:
+        # The Rust library's panics over damaged files are no Exceptions.
+        if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
+            raise
         raise ModelError(
             f"{folder}: its tokenizer cannot be read: {first_line(exc)}",
             hint="it needs tokenizer.json beside config.json",
