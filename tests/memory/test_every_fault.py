@@ -145,7 +145,8 @@ def test_a_long_read_by_fewer_threads(tmp_path: Path) -> None:
 # --- training ----------------------------------------------------------------------------------------------------------
 
 
-JOBS = [("disk", kind) for kind in FAULTS] + [("host", kind) for kind in list(FAULTS)[2:]]
+# A step from disk needs no new thread, since its readers' are there; one in host memory needs no disk.
+JOBS = [("disk", kind) for kind in FAULTS if "thread" not in kind] + [("host", kind) for kind in list(FAULTS)[2:]]
 
 
 class Training:
@@ -208,7 +209,7 @@ def test_a_step_of_training(home: str, kind: str, every: int, tmp_path: Path) ->
             with pytest.raises(ModelError, match="others are not"):
                 again()
     assert same(training.state(), second)
-    assert told or (home == "disk" and "thread" in kind)  # the readers' threads are there already
+    assert told
     training.optimizer.close()
     anytorch.memory.unfit(training.model)
     assert not left_in(disk) and not left_since(before)

@@ -87,7 +87,9 @@ def test_whatever_fails_the_next_run_goes_on(
 
 
 @pytest.mark.parametrize("ending", ["npy", "jsonl"])
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize(
+    "kind", [kind for kind in FAULTS if "read" not in kind or "thread" in kind]
+)  # it reads nothing
 def test_a_file_without_a_journal_stays_as_it_was(kind: str, ending: str, tmp_path: Path, fake_engine: Make) -> None:
     engine, folder = fake_engine(), tmp_path / "out"
     folder.mkdir()
@@ -105,7 +107,7 @@ def test_a_file_without_a_journal_stays_as_it_was(kind: str, ending: str, tmp_pa
                 told += 1
         assert target.read_bytes() in (whole, b"what was there") and names(folder) == [target.name], str(attempt)
         assert not left_since(before), f"{attempt} left a thread"
-    assert told > 0 or "read" in kind
+    assert told > 0
     assert target.read_bytes() == whole
 
 
