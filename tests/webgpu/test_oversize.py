@@ -198,3 +198,15 @@ def test_one_row_beyond_the_limit_says_so(webgpu: Any) -> None:
     x = torch.randn(1, 1 << 17).to("webgpu")
     with pytest.raises(BindingTooLarge, match="limit is 262,144 bytes"):
         x @ x.t()
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("wrong", [5000, -1, 2**40])
+@pytest.mark.parametrize("name", ["embedding", "index_select"])
+def test_an_index_that_no_piece_has_is_reported(webgpu: Any, name: str, wrong: int) -> None:
+    torch = webgpu
+    table, index = torch.randn(5000, 64, device="webgpu"), torch.tensor([0, 4999, wrong], device="webgpu")
+    rows = torch.nn.functional.embedding(index, table) if name == "embedding" else table.index_select(0, index)
+    with pytest.raises(IndexError, match=rf"{name}.*index {wrong} is out of bounds for dimension 0 with size 5000"):
+        torch.webgpu.synchronize()
+    assert torch.equal(rows[1].cpu(), table[4999].cpu()) and not rows[2].cpu().any()
