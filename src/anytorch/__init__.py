@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.graph.kernel_graph import new_kernel_graph as new_kernel_graph
     from anytorch.memory.modes import mode as mode
     from anytorch.settings import use as use
+    from anytorch.text.decoders import load_decoder as load_decoder
     from anytorch.text.embed import ArrowEngine as ArrowEngine
     from anytorch.text.embed import EngineQueue as EngineQueue
     from anytorch.text.embed import encode_file as encode_file
@@ -73,6 +74,7 @@ PUBLIC: dict[str, str] = {
     "memory.modes": "mode",
     "quant": "quant",
     "settings": "use",
+    "text.decoders": "load_decoder",
     "text.embed": "ArrowEngine EngineQueue encode_file",
     "text.generate": "TextGenerator",
     "webgpu": "webgpu",

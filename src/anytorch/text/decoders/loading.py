@@ -1,0 +1,100 @@
+"""Load a decoder from a Hugging Face folder: config.json and safetensors files, one or several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anytorch.devices.choose import resolve
+from anytorch.errors import ModelError, UsageError
+from anytorch.files import parse_json
+from anytorch.safetensors_files import StoredTensor, check_layers, locate_tensors, read_tensor
+from anytorch.text.decoders.model import Decoder
+from anytorch.text.decoders.spec import DecoderSpec, read_spec
+
+PREFIX = "model."
+COMPUTED = ("rotary_emb.inv_freq",)  # some files hold what follows from config.json
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def load_decoder(
+    path: str | Path, device: str | torch.device | None = "cpu", dtype: str | torch.dtype = "auto"
+) -> Decoder:
+    """The decoder in a folder with config.json and safetensors weights: Llama, Mistral, Qwen2 or Qwen3.
+
+    `dtype`: "auto" (the stored one), "float32", "float16", "bfloat16". Pickled weights are refused, and nothing in the
+    folder is run. Raises ModelError for a folder that is damaged, incomplete or of another kind of model.
+    """
+    folder = Path(path)
+    if isinstance(dtype, str) and dtype not in ("auto", *DTYPES):
+        raise UsageError(f"dtype={dtype!r} is not one of auto, {', '.join(DTYPES)}")
+    spec = spec_of(folder)
+    stored = locate_tensors(folder)
+    check_layers({"num_hidden_layers": spec.layers}, len(stored), str(folder / "config.json"))
+    with torch.device("meta"):
+        decoder = Decoder(spec)
+    wanted = dict(decoder.state_dict())
+    if spec.tied:
+        del wanted["lm_head.weight"]
+    named = _named(folder, stored, wanted)
+    chosen = _dtype(dtype, named)
+    place = resolve(device).device
+    state = {name: read_tensor(entry).to(place, chosen) for name, entry in named.items()}
+    decoder.load_state_dict(state, strict=False, assign=True)
+    if spec.tied:
+        decoder.lm_head.weight = decoder.model.embed_tokens.weight
+    return decoder.requires_grad_(False).eval()
+
+
+def spec_of(folder: Path) -> DecoderSpec:
+    """What the config.json of a folder says. Raises ModelError."""
+    path = folder / "config.json"
+    try:
+        config: Any = parse_json(path.read_bytes())
+    except FileNotFoundError as exc:
+        raise ModelError(f"{folder} has no config.json", hint="name the folder that holds config.json") from exc
+    except (OSError, ValueError) as exc:
+        raise ModelError(f"{path}: cannot be read: {exc}", hint="fetch it again") from exc
+    if not isinstance(config, dict):
+        raise ModelError(f"{path}: not a JSON object", hint="fetch it again")
+    return read_spec(config, str(path))
+
+
+def _named(folder: Path, stored: dict[str, StoredTensor], wanted: dict[str, torch.Tensor]) -> dict[str, StoredTensor]:
+    """The stored tensor of every parameter. A checkpoint of the body alone has its names without "model."."""
+    bare = {f"{PREFIX}{name}": entry for name, entry in stored.items() if not name.startswith((PREFIX, "lm_head."))}
+    found = {**bare, **stored}
+    missing = sorted(name for name in wanted if name not in found)
+    if missing:
+        raise ModelError(
+            f"{folder} has no values for {len(missing)} parameters, such as {', '.join(missing[:3])}",
+            hint="config.json and the weights are of different models, or the weights are incomplete",
+        )
+    for name, parameter in wanted.items():
+        if found[name].shape != tuple(parameter.shape):
+            raise ModelError(
+                f"{found[name].path}: {name} is {list(found[name].shape)}; config.json asks for {list(parameter.shape)}",
+                hint="config.json and the weights are of different models",
+            )
+    known = {*wanted, "lm_head.weight"}
+    extra = [name for name in stored if name not in known and f"{PREFIX}{name}" not in known]
+    extra = [name for name in extra if not name.endswith(COMPUTED)]
+    if extra:
+        raise ModelError(
+            f"{folder} holds {', '.join(sorted(extra)[:3])}, which config.json knows nothing of",
+            hint="it is another kind of model (several experts, another norm), or quantized: use anytorch.TextGenerator",
+        )
+    return {name: found[name] for name in wanted}
+
+
+def _dtype(asked: str | torch.dtype, named: dict[str, StoredTensor]) -> torch.dtype:
+    if isinstance(asked, torch.dtype):
+        return asked
+    if asked != "auto":
+        return DTYPES[asked]
+    nbytes: dict[str, int] = {}
+    for entry in named.values():
+        nbytes[entry.dtype] = nbytes.get(entry.dtype, 0) + entry.nbytes
+    return DTYPES.get(max(nbytes, key=lambda name: nbytes[name]), torch.float32)
