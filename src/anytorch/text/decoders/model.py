@@ -34,6 +34,13 @@ class KeyValues:
     def positions(self) -> int:
         return int(self.keys.shape[3])
 
+    def of_row(self, row: int) -> KeyValues:
+        """The same memory, of one row and empty."""
+        own = KeyValues.__new__(KeyValues)
+        own.keys, own.values = self.keys[:, row : row + 1], self.values[:, row : row + 1]
+        own.length = 0
+        return own
+
     def add(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keep a layer's new keys and values; gives all that the layer has so far."""
         end = self.length + keys.shape[2]
@@ -72,12 +79,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, kept: KeyValues | None) -> Tensor:
         rows, n, _ = x.shape
         spec = self.spec
-        q = self.q_proj(x).view(rows, n, spec.heads, spec.head_width)
-        k = self.k_proj(x).view(rows, n, spec.kv_heads, spec.head_width)
-        v = self.v_proj(x).view(rows, n, spec.kv_heads, spec.head_width).transpose(1, 2)
-        if spec.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotated(q.transpose(1, 2), cos, sin), rotated(k.transpose(1, 2), cos, sin)
+        q, k, v = self.projected(x)
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         if kept is not None:
             k, v = kept.add(layer, k, v)
         mask = self._mask(n, k.shape[2], x.device)
@@ -85,6 +88,17 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=whole, enable_gqa=spec.heads != spec.kv_heads)
         made: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(rows, n, spec.q_width))
         return made
+
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, normed where the family does that, not turned yet: [rows, heads, n, head_width] each."""
+        rows, n, _ = x.shape
+        spec = self.spec
+        q = self.q_proj(x).view(rows, n, spec.heads, spec.head_width)
+        k = self.k_proj(x).view(rows, n, spec.kv_heads, spec.head_width)
+        v = self.v_proj(x).view(rows, n, spec.kv_heads, spec.head_width)
+        if spec.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def _mask(self, n: int, total: int, device: torch.device) -> Tensor | None:
         """Which of all positions each of the last n sees; None for all before it."""
