@@ -95,6 +95,6 @@ def hub_model(name: str, *, asked: str) -> Path:
         ) from exc
 
 
-def first_line(exc: Exception) -> str:
+def first_line(exc: BaseException) -> str:
     text = str(exc).strip()
     return f"{type(exc).__name__}: {text.splitlines()[0]}" if text else type(exc).__name__
