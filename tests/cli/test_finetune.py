@@ -133,6 +133,14 @@ def test_torchrun_tells_a_mistake_once() -> None:
     assert done.returncode != 0 and done.stderr.count("error: --patience -1") == 1, done.stderr
 
 
+@pytest.mark.parametrize("value", ["2024-13-45", "9" * 5000, "[" * 5000, "{", "*a", "2001-01-01 25:61:00"])
+def test_what_yaml_cannot_read_is_named(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"data:\n  lookback_window: {value}\n")
+    with pytest.raises(InputError, match=r"config\.yaml is not YAML"):
+        read_config(path, "tokenizer")
+
+
 def test_a_name_that_no_folder_can_have_is_no_folder(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"data:\n  data_path: a.csv\nmodel_paths:\n  base_path: x\n  finetuned_tokenizer: {'a' * 5000}\n")

@@ -64,7 +64,7 @@ def python_targets() -> list[str]:
     return sorted(kit.TARGETS)
 
 
-def fuzz(name: str, seconds: int, home: Path) -> Outcome:
+def fuzz(name: str, seconds: int, home: Path, seed: int = 0) -> Outcome:
     """Fuzz one target for some seconds in a process of its own."""
     corpus, findings = home / "corpus" / name, home / "findings" / name
     for folder in (corpus, findings):
@@ -75,6 +75,7 @@ def fuzz(name: str, seconds: int, home: Path) -> Outcome:
         f"-max_total_time={seconds}",
         f"-rss_limit_mb={MEMORY_MB}",
         f"-report_slow_units={TIMEOUT_S}",
+        f"-seed={seed}",
         "-print_final_stats=1",
         f"-artifact_prefix={findings}/",
     ]
@@ -176,6 +177,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__.splitlines()[0])
     parser.add_argument("targets", nargs="+", help='names of targets; "python", "native", "all"; "list" shows them')
     parser.add_argument("--seconds", type=int, default=60, help="for each target")
+    parser.add_argument("--seed", type=int, default=0, help="the same inputs in the same order; 0: others each time")
     parser.add_argument("--home", type=Path, default=HOME, help="where corpus and findings are (.cache/fuzz)")
     parser.add_argument("--keep", action="store_true", help="write some of the corpus to tests/fuzz/corpus")
     asked = parser.parse_args()
@@ -190,7 +192,7 @@ def main() -> int:
         parser.error(f"unknown target {unknown[0]!r}; targets: {', '.join(groups['all'])}")
     found = 0
     for name in names:
-        one = fuzz(name, asked.seconds, asked.home)
+        one = fuzz(name, asked.seconds, asked.home, asked.seed)
         found += len(one.findings)
         print(told(one), flush=True)
         if asked.keep:

@@ -213,6 +213,8 @@ def test_too_much_is_not_made_up(frame: pd.DataFrame) -> None:
     ("body", "said"),
     [
         (b"", "is empty"),
+        (b"\xef\xbb\xbf", "is empty"),
+        (b"\xff\xfe", "is empty"),
         (b"hello", "no separator"),
         (b"timestamps,open,high,low,close\n", "a header but no rows"),
         (b"timestamps,open,high,low\n2024-01-01,1,2,3\n", "no column for close"),

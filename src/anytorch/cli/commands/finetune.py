@@ -374,8 +374,13 @@ def load(path: Path) -> dict[str, dict[str, Any]]:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise InputError(f"{path} cannot be read: {exc.strerror}") from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise InputError(f"{path} is not YAML: {str(exc).splitlines()[0]}") from exc
+    except (
+        yaml.YAMLError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as exc:  # dates and numbers that there are not, too
+        raise InputError(f"{path} is not YAML: {(str(exc).splitlines() or [''])[0]}") from exc
     if not isinstance(found, dict) or not all(isinstance(part, dict) for part in found.values() if part is not None):
         raise InputError(f"{path} has no sections", hint=f"the sections of such a file are: {', '.join(UNUSED)}")
     return {str(name): part or {} for name, part in found.items()}

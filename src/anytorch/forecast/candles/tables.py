@@ -366,6 +366,8 @@ def _without_index(table: Any) -> Any:
 
 def _text_table(body: bytes, where: str) -> tuple[Any, list[int], list[str]]:
     text, notes = _decoded(body, where)
+    if not text.strip():  # a mark of its encoding, and nothing else
+        raise InputError(f"{where} is empty")
     if JSON.match(text):
         raise InputError(f"{where} is JSON, which is not supported", hint="write it as CSV, Parquet or Feather")
     rows = text.splitlines()
