@@ -16,7 +16,7 @@ SECONDS ?= 60
 TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 2>/dev/null | grep -q find-links || echo '--extra-index-url https://download.pytorch.org/whl/cpu')
 
 # What a test run must find; a missing one fails instead of being skipped (tests/conftest.py).
-export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium,compiler,triton,node,minilm,atheris
+export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium,compiler,triton,node,minilm
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo test test-cpus coverage test-all fuzz test-device test-webgpu-full check lint types bench docs format clean debian
