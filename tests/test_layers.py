@@ -53,7 +53,7 @@ JOBS = {"text", "forecast", "lite"}
 
 # The floors inside a slice, lowest first; "" are the slice's own modules. Folders on one floor do not know each other.
 SLICES = {
-    "text": [{"checkpoints"}, {"packed"}, {"encoders", "decoders"}, {"embed", "generate"}],
+    "text": [{"checkpoints"}, {"packed"}, {"encoders", "decoders"}, {"persistent"}, {"embed", "generate"}],
     "forecast": [{"candles", "model"}, {"decoding"}, {"kernels"}, {"generation"}, {""}, {"training"}],
 }
 # Imports that point up, each with its reason. They are literals: nothing above is loaded before it is needed.

@@ -1,0 +1,237 @@
+"""Decoding on the CPU in one call of our C++: all workers stay at work from the first token to the last.
+
+Between two ops of torch the threads meet, and a one-row product of it uses one core. Here every worker has a fixed part of
+every phase, the weights are read once for all texts, and tokens are chosen without coming back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anytorch import native
+from anytorch.errors import InputError, OutOfMemory, UsageError
+from anytorch.text.decoders.model import Decoder, KeyValues, RMSNorm
+from anytorch.text.decoders.rotary import tables
+
+SOURCE = Path(__file__).parent / "code" / "decode.cpp"
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+PORTION = 512  # tokens of a prompt that torch reads at once
+MOST_THREADS = 1024
+ENDED, NO_NUMBER = -1, -2  # in place of a token
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, _Matrix) for name in ("q", "k", "v", "out", "gate", "up", "down")),
+        *((name, ctypes.c_void_p) for name in ("norm", "after", "q_norm", "k_norm", "keys", "values")),
+        ("window", ctypes.c_int64),
+    )
+
+
+class _Model(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, ctypes.c_int64)
+            for name in ("vocabulary", "width", "layers", "heads", "kv_heads", "head", "inner", "positions")
+        ),
+        ("eps", ctypes.c_float),
+        ("format", ctypes.c_int32),
+        ("words", ctypes.c_void_p),
+        ("norm", ctypes.c_void_p),
+        ("logits", _Matrix),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin", "layer")),
+    )
+
+
+class _Run(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rows", "steps", "ends", "threads")),
+        *((name, ctypes.c_void_p) for name in ("tokens", "places", "made", "end", "logits", "done", "stopping")),
+    )
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class HostKernel:
+    """`rows` texts of up to `positions` tokens each by a decoder in host memory, float32, bfloat16 or float16.
+
+    It reads the decoder's own weights: nothing is copied but norms and biases. Sums are float32 whatever the dtype, in an
+    order that does not depend on the rows beside. Not for several threads at once; `stop` may be called from another.
+    Raises NativeUnavailable where there is no compiler.
+    """
+
+    def __init__(
+        self, decoder: Decoder, rows: int = 1, positions: int | None = None, threads: int | None = None
+    ) -> None:
+        spec, weight = decoder.spec, decoder.lm_head.weight
+        if weight.device.type != "cpu" or weight.dtype not in FORMATS:
+            raise UsageError(f"the decoder is {weight.dtype} on {weight.device}; this kernel takes floats of the CPU")
+        if not 1 <= rows <= 1024 or not 1 <= (threads or 1) <= MOST_THREADS:
+            raise UsageError(f"rows={rows}, threads={threads}: use 1 to 1,024 of each")
+        self._library: Any = native.load("decode", [SOURCE])
+        self.decoder, self.rows, self.threads = decoder, rows, threads or cores()
+        self.positions = min(positions or spec.max_positions, spec.max_positions)
+        self.kept = KeyValues(spec, rows, self.positions, weight.dtype, "cpu")
+        self.lengths = [0] * rows
+        self._held: list[Any] = []  # what the structures point to
+        self._layers = (_Layer * spec.layers)(*self._each_layer())
+        cos, sin = tables(spec, self.positions)
+        body = decoder.model
+        self._model = _Model(
+            *(spec.vocabulary, spec.width, spec.layers, spec.heads, spec.kv_heads, spec.head_width, spec.inner),
+            self.positions,
+            spec.norm_eps,
+            FORMATS[weight.dtype],
+            self._address(body.embed_tokens.weight),
+            self._floats(body.norm.weight),
+            self._matrix(decoder.lm_head),
+            self._floats(cos),
+            self._floats(sin),
+            ctypes.addressof(self._layers),
+        )
+        self._tokens = torch.full((rows,), ENDED, dtype=torch.int64)
+        self._places = torch.zeros(rows, dtype=torch.int64)
+        self._logits = torch.empty(rows, spec.vocabulary)
+        self._done, self._stopping = ctypes.c_int64(), ctypes.c_int32()
+        self._busy = threading.Lock()
+
+    # --- texts -----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def read(self, row: int, ids: Sequence[int]) -> Tensor:
+        """Begin a row anew with a prompt; gives the logits of its last token, [vocabulary]. Raises InputError."""
+        if not 0 <= row < self.rows:
+            raise InputError(f"row {row} is not one of {self.rows}")
+        if not ids or len(ids) > self.positions:
+            raise InputError(f"a prompt of {len(ids)} tokens: there is room for 1 to {self.positions}")
+        own = self.kept.of_row(row)
+        logits: Tensor = self.kept.keys  # there is one portion at least
+        for begin in range(0, len(ids), PORTION):
+            logits = self.decoder([list(ids[begin : begin + PORTION])], own)[0, -1]
+        self.lengths[row] = len(ids)
+        self._tokens[row] = ENDED
+        return logits.float()
+
+    def follow(self, row: int, token: int) -> None:
+        """Put a token after a row's last one; the next step computes it."""
+        if self.lengths[row] >= self.positions:
+            raise InputError(f"row {row} is full: it has {self.positions} tokens")
+        if not 0 <= token < self.decoder.spec.vocabulary:
+            raise InputError(f"{token} is not a token of {self.decoder.spec.vocabulary}")
+        self._tokens[row], self._places[row] = token, self.lengths[row]
+        self.lengths[row] += 1
+
+    def step(self) -> Tensor:
+        """Logits of the tokens that `follow` put there, [rows, vocabulary]. They are overwritten by the next step."""
+        self._run(1, ())
+        self._tokens.fill_(ENDED)
+        return self._logits
+
+    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, ends: Collection[int] = ()) -> list[list[int]]:
+        """The most likely tokens after each prompt: at most `tokens`, and up to the first of `ends`, which is left out.
+
+        `stop()` ends it early, with what there is by then. Raises ArithmeticError where the model computes no numbers.
+        """
+        if len(prompts) > self.rows:
+            raise InputError(f"{len(prompts)} prompts: there are {self.rows} rows")
+        first = [int(self.read(row, ids).argmax()) for row, ids in enumerate(prompts)]
+        made: list[list[int]] = [[] for _ in prompts]
+        for row, token in enumerate(first):
+            if tokens > 0 and token not in ends:
+                made[row].append(token)
+                if tokens > 1 and self.lengths[row] < self.positions:
+                    self.follow(row, token)
+        if int(self._tokens.max()) < 0:
+            return made
+        found = self._run(tokens - 1, ends)
+        self._tokens.fill_(ENDED)
+        for row, so_far in enumerate(made):
+            for token in found[:, row].tolist():
+                if token == NO_NUMBER:
+                    raise ArithmeticError("the model computed NaN or infinity")
+                if token < 0 or token in ends:
+                    break
+                so_far.append(token)
+        return made
+
+    def stop(self) -> None:
+        """End what another thread runs after the token it is at."""
+        self._stopping.value = 1
+
+    @property
+    def done(self) -> int:
+        """How many tokens of each text the run that is under way, or the last one, has computed."""
+        return self._done.value
+
+    def _run(self, steps: int, ends: Collection[int]) -> Tensor:
+        """What followed, [steps, rows]; ENDED after a text's end."""
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("another thread is using this kernel")
+        try:
+            made = torch.full((steps, self.rows), ENDED, dtype=torch.int64)
+            end = torch.tensor(sorted(ends), dtype=torch.int64)
+            self._done.value, self._stopping.value = 0, 0
+            run = _Run(
+                *(self.rows, steps, len(ends), self.threads),
+                *(one.data_ptr() for one in (self._tokens, self._places, made, end, self._logits)),
+                ctypes.addressof(self._done),
+                ctypes.addressof(self._stopping),
+            )
+            if self._library.decode(ctypes.byref(self._model), ctypes.byref(run)):
+                raise OutOfMemory("no memory is left for the workers of a generation", hint="use fewer rows")
+            return made
+        finally:
+            self._busy.release()
+
+    # --- weights ---------------------------------------------------------------------------------------------------
+
+    def _each_layer(self) -> Iterator[_Layer]:
+        for number, layer in enumerate(self.decoder.model.layers):
+            own: Any = layer.self_attn
+            mlp: Any = layer.mlp
+            matrices = [own.q_proj, own.k_proj, own.v_proj, own.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+            norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
+            norms += [getattr(own, "q_norm", None), getattr(own, "k_norm", None)]
+            yield _Layer(
+                *map(self._matrix, matrices),
+                *(None if norm is None else self._norm(norm) for norm in norms),
+                self.kept.keys[number].data_ptr(),
+                self.kept.values[number].data_ptr(),
+                own.window,
+            )
+
+    def _matrix(self, layer: nn.Linear) -> _Matrix:
+        rows, columns = layer.weight.shape
+        bias = None if layer.bias is None else self._floats(layer.bias)
+        return _Matrix(self._address(layer.weight), bias, rows, columns)
+
+    def _norm(self, norm: RMSNorm) -> int:
+        return self._floats(norm.weight)
+
+    def _address(self, tensor: Tensor) -> int:
+        whole = tensor.detach().contiguous()
+        self._held.append(whole)
+        return whole.data_ptr()
+
+    def _floats(self, tensor: Tensor) -> int:
+        return self._address(tensor.float())
