@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from anytorch.errors import InputError
-from anytorch.text.decoders import Decoder, RecordedSteps
-from anytorch.text.decoders import steps as module
+from anytorch.text.decoders import Decoder, RecordedSteps, model
 from anytorch.text.decoders.spec import read_spec
 
 SMALL: dict[str, Any] = {
@@ -56,7 +55,7 @@ def test_greedy_tokens_are_the_plain_decoders(name: str) -> None:
 
 
 def test_rows_join_and_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PORTION", 3)  # a prompt in several parts
+    monkeypatch.setattr(model, "PORTION", 3)  # a prompt in several parts
     decoder = _decoder()
     steps = RecordedSteps(decoder, rows=2, positions=64)
     first, second = [7, 8, 9, 10, 11], [20, 21]

@@ -16,6 +16,8 @@ from anytorch.errors import InputError
 from anytorch.text.decoders.rotary import tables
 from anytorch.text.decoders.spec import DecoderSpec
 
+PORTION = 512  # tokens of a prompt that are read at once
+
 
 class KeyValues:
     """Keys and values of up to `positions` tokens of `rows` texts: [layers, rows, kv_heads, positions, head_width] each.
@@ -188,6 +190,12 @@ class Decoder(nn.Module):
             kept.length = end
         made: Tensor = self.lm_head(self.model.norm(x))
         return made
+
+    def read(self, ids: Sequence[int], kept: KeyValues) -> Tensor:
+        """Logits of a prompt's last token, [vocabulary]; its keys and values stay in `kept`. A portion at a time: the scores
+        of all tokens for all tokens would take memory that grows with the square of the prompt."""
+        portions = [list(ids[begin : begin + PORTION]) for begin in range(0, len(ids), PORTION)]
+        return [self([portion], kept)[0, -1] for portion in portions][-1]
 
     def _angles(self, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
         if self._turns is None or self._turns[0].shape[0] < positions or self._turns[0].device != device:

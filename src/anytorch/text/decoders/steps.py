@@ -19,7 +19,6 @@ from anytorch.text.decoders.model import Decoder, KeyValues, Layer, rotated
 from anytorch.text.decoders.rotary import tables
 
 LEAST_PLACES = 64  # of the shortest recording
-PORTION = 512  # tokens of a prompt that are read at once
 
 
 class RecordedSteps:
@@ -57,12 +56,8 @@ class RecordedSteps:
             raise InputError(f"row {row} is not one of {self.rows}")
         if not ids or len(ids) > self.positions:
             raise InputError(f"a prompt of {len(ids)} tokens: there is room for 1 to {self.positions}")
-        own = self.kept.of_row(row)
-        logits: Tensor | None = None
-        for begin in range(0, len(ids), PORTION):
-            logits = self.decoder([list(ids[begin : begin + PORTION])], own)[0, -1]
+        logits = self.decoder.read(ids, self.kept.of_row(row))
         self.lengths[row] = len(ids)
-        assert logits is not None
         return logits
 
     def follow(self, row: int, token: int) -> None:

@@ -23,7 +23,6 @@ from anytorch.text.decoders.rotary import tables
 
 SOURCE = Path(__file__).parent / "code" / "decode.cpp"
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-PORTION = 512  # tokens of a prompt that torch reads at once
 MOST_THREADS = 1024
 ENDED, NO_NUMBER = -1, -2  # in place of a token
 
@@ -124,10 +123,7 @@ class HostKernel:
             raise InputError(f"row {row} is not one of {self.rows}")
         if not ids or len(ids) > self.positions:
             raise InputError(f"a prompt of {len(ids)} tokens: there is room for 1 to {self.positions}")
-        own = self.kept.of_row(row)
-        logits: Tensor = self.kept.keys  # there is one portion at least
-        for begin in range(0, len(ids), PORTION):
-            logits = self.decoder([list(ids[begin : begin + PORTION])], own)[0, -1]
+        logits = self.decoder.read(ids, self.kept.of_row(row))
         self.lengths[row] = len(ids)
         self._tokens[row] = ENDED
         return logits.float()
