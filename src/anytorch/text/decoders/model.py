@@ -195,7 +195,8 @@ class Decoder(nn.Module):
         """Logits of a prompt's last token, [vocabulary]; its keys and values stay in `kept`. A portion at a time: the scores
         of all tokens for all tokens would take memory that grows with the square of the prompt."""
         portions = [list(ids[begin : begin + PORTION]) for begin in range(0, len(ids), PORTION)]
-        return [self([portion], kept)[0, -1] for portion in portions][-1]
+        made: list[Tensor] = [self([portion], kept)[0, -1] for portion in portions]
+        return made[-1]
 
     def _angles(self, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
         if self._turns is None or self._turns[0].shape[0] < positions or self._turns[0].device != device:
