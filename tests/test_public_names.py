@@ -37,6 +37,7 @@ NAMES = [
     "graph",
     "is_out_of_memory",
     "lite",
+    "load_decoder",
     "load_predictor",
     "memory",
     "mode",
