@@ -124,12 +124,6 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 
 @pytest.fixture
-def no_vulkan(isolation: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without a Vulkan driver: trying the software one takes three seconds of a core, of five."""
-    monkeypatch.setenv("VK_ICD_FILENAMES", str(tmp_path / "no-vulkan-driver.json"))
-
-
-@pytest.fixture
 def tried(isolation: None, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The devices have been tried, as on any machine in use: for tests of something else than the trial itself."""
     from anytorch.devices.try_out import try_out

@@ -44,7 +44,7 @@ def test_doctor_status_follows_errors_and_warnings_not_notes(cli: Callable[..., 
     assert ("no problem found" in words.out) is (words.status == 0)
 
 
-def test_doctor_with_the_child(cli: Callable[..., Any], no_vulkan: None) -> None:
+def test_doctor_with_the_child(cli: Callable[..., Any]) -> None:
     document = cli("--json", "doctor").document
     assert document["tried"] is True and "cpu" in document["usable"]
 
@@ -55,9 +55,7 @@ def test_doctor_explains_a_code(cli: Callable[..., Any]) -> None:
     assert cli("--json", "doctor", "cpu-only-wheel").document["page"].strip() == answer.out.strip()
 
 
-def test_doctor_survives_a_broken_plugin(
-    broken_torch_plugin: Path, process: Callable[..., Any], no_vulkan: None
-) -> None:
+def test_doctor_survives_a_broken_plugin(broken_torch_plugin: Path, process: Callable[..., Any]) -> None:
     env = {"PYTHONPATH": f"{broken_torch_plugin}{os.pathsep}{SOURCES}"}
     answer = process("--json", "doctor", env=env)
     assert answer.status == 1
@@ -127,9 +125,7 @@ def failing_torch_backend(folder: Path) -> Path:
     return folder
 
 
-def test_a_failure_keeps_its_message_and_traceback(
-    tmp_path: Path, process: Callable[..., Any], no_vulkan: None
-) -> None:
+def test_a_failure_keeps_its_message_and_traceback(tmp_path: Path, process: Callable[..., Any]) -> None:
     env = {"PYTHONPATH": f"{failing_torch_backend(tmp_path / 'odd')}{os.pathsep}{SOURCES}"}
     document = process("--json", "doctor", env=env).document
     finding = next(f for f in document["findings"] if f["code"] == "backend-failed")

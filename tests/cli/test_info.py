@@ -280,7 +280,7 @@ def test_a_hanging_child_ends_with_its_time_limit(tmp_path: Path, process: Calla
     assert codes == {"timed-out"}
 
 
-def test_probe_tries_the_devices(cli: Callable[..., Any], no_vulkan: None) -> None:
+def test_probe_tries_the_devices(cli: Callable[..., Any]) -> None:
     first = cli("--json", "info", "--probe").document
     assert first["tried"] is True and first["probe"]["cached"] is False
     assert next(d for d in first["devices"] if d["id"] == "cpu")["state"] == "usable"

@@ -12,11 +12,6 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(autouse=True)
-def without_vulkan(no_vulkan: None) -> None:
-    """All back ends are tried beside the plug-in, and the software Vulkan takes longer than all others."""
-
-
 @pytest.fixture(scope="session")
 def installed_example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for PYTHONPATH into which pip has installed examples/plugin-backend."""
