@@ -72,6 +72,22 @@ def test_rows_join_and_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made[0] == wanted[0] and made[1][:3] == wanted[1]
 
 
+def test_steps_of_others_leave_a_row_that_waits_as_it_is() -> None:
+    decoder = _decoder()
+    steps = RecordedSteps(decoder, rows=2, positions=64)
+    wanted = _greedy(decoder, [20, 21, 22], 4)
+    token = int(steps.read(1, [20, 21, 22]).argmax())
+    steps.read(0, [7, 8])
+    for other in (3, 4, 5):
+        steps.follow(0, other)
+        steps.step()
+    made = [token]
+    for _ in range(3):
+        steps.follow(1, made[-1])
+        made.append(int(steps.step()[1].argmax()))
+    assert made == wanted
+
+
 def test_texts_end_at_an_end_at_the_limit_and_when_a_row_is_full() -> None:
     decoder = _decoder()
     plain = _greedy(decoder, [5], 12)

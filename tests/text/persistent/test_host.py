@@ -120,7 +120,10 @@ def test_texts_end_at_an_end_at_the_limit_and_when_a_row_is_full() -> None:
     assert kernel.generate([[5]], 3) == [plain[:3]]
     assert kernel.generate([[5]], 1) == [plain[:1]] and kernel.generate([[5]], 0) == [[]]
     assert kernel.generate([[5]], 99) == [plain[:10]]
-    assert kernel.done == 9
+    assert kernel.done == 9 and kernel.lengths == [10]
+    two = HostKernel(decoder, rows=2, positions=10, threads=2)
+    assert two.generate([[5, 6, 7], [5]], 3, ends={int(two.read(0, [5, 6, 7]).argmax())})[0] == []
+    assert two.lengths[0] == 3, "a text that has ended at once is as long as its prompt"
 
 
 def test_another_thread_can_stop_it_and_none_can_use_it_meanwhile() -> None:

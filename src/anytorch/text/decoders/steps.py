@@ -58,6 +58,8 @@ class RecordedSteps:
             raise InputError(f"a prompt of {len(ids)} tokens: there is room for 1 to {self.positions}")
         logits = self.decoder.read(ids, self.kept.of_row(row))
         self.lengths[row] = len(ids)
+        # Steps of other rows compute this one, too, and write its key: to a place that has none yet.
+        self._places[row] = min(len(ids), self.positions - 1)
         return logits
 
     def follow(self, row: int, token: int) -> None:

@@ -159,7 +159,10 @@ class HostKernel:
                     self.follow(row, token)
         if int(self._tokens.max()) < 0:
             return made
+        begun = [row for row in range(self.rows) if self._tokens[row] >= 0]
         found = self._run(tokens - 1, ends)
+        for row in begun:
+            self.lengths[row] = int(self._places[row])
         self._tokens.fill_(ENDED)
         for row, so_far in enumerate(made):
             for token in found[:, row].tolist():
