@@ -78,9 +78,11 @@ def test_steps_of_others_leave_a_row_that_waits_as_it_is() -> None:
     wanted = _greedy(decoder, [20, 21, 22], 4)
     token = int(steps.read(1, [20, 21, 22]).argmax())
     steps.read(0, [7, 8])
+    before = steps.kept.keys[:, 1, :, :3].clone()
     for other in (3, 4, 5):
         steps.follow(0, other)
         steps.step()
+    assert torch.equal(steps.kept.keys[:, 1, :, :3], before)
     made = [token]
     for _ in range(3):
         steps.follow(1, made[-1])

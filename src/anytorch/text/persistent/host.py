@@ -7,7 +7,6 @@ every phase, the weights are read once for all texts, and tokens are chosen with
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from anytorch import native
 from anytorch.errors import InputError, OutOfMemory, UsageError
 from anytorch.text.decoders.model import Decoder, KeyValues, RMSNorm
 from anytorch.text.decoders.rotary import tables
+from anytorch.text.packed.encoder import available_cores
 
 SOURCE = Path(__file__).parent / "code" / "decode.cpp"
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -66,11 +66,6 @@ class _Run(ctypes.Structure):
     )
 
 
-def cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class HostKernel:
     """`rows` texts of up to `positions` tokens each by a decoder in host memory, float32, bfloat16 or float16.
 
@@ -88,7 +83,7 @@ class HostKernel:
         if not 1 <= rows <= 1024 or not 1 <= (threads or 1) <= MOST_THREADS:
             raise UsageError(f"rows={rows}, threads={threads}: use 1 to 1,024 of each")
         self._library: Any = native.load("decode", [SOURCE])
-        self.decoder, self.rows, self.threads = decoder, rows, threads or cores()
+        self.decoder, self.rows, self.threads = decoder, rows, threads or available_cores()
         self.positions = min(positions or spec.max_positions, spec.max_positions)
         self.kept = KeyValues(spec, rows, self.positions, weight.dtype, "cpu")
         self.lengths = [0] * rows
