@@ -7,12 +7,20 @@ change is put right afterwards only if it cannot come in the middle of them.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+# The functions beneath signal's, which turn every handler into a member of an enum and back: 2 µs each, and submissions to a
+# GPU hold interrupts back thousands of times a second.
+_beneath: Any = sys.modules.get("_signal", signal)
+_handler: Callable[[int], Any] = _beneath.getsignal
+_set_handler: Callable[[int, Any], Any] = _beneath.signal
+_SIGINT = int(signal.SIGINT)
 
 SAME_PRESS_S = 1.0  # torchrun hands Ctrl-C on to processes that a terminal has told already
 
@@ -41,16 +49,16 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         main = threading.current_thread() is threading.main_thread()  # handlers can be set there alone
-        current = signal.getsignal(signal.SIGINT)
+        current = _handler(_SIGINT)
         usual = current is signal.default_int_handler
         if main and (usual or (self.any_handler and callable(current))):
             self._theirs = None if usual else current
-            self._before = signal.signal(signal.SIGINT, self._interrupted)
+            self._before = _set_handler(_SIGINT, self._interrupted)
         return self
 
     def __exit__(self, *raised: object) -> None:
         if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+            _set_handler(_SIGINT, self._before)
             self._before = None
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
@@ -127,5 +135,5 @@ def _in_place() -> Interrupt | None:
     """The Interrupt whose handler is in place, for the thread that it concerns."""
     if threading.current_thread() is not threading.main_thread():
         return None
-    owner = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    owner = getattr(_handler(_SIGINT), "__self__", None)
     return owner if isinstance(owner, Interrupt) else None

@@ -298,7 +298,7 @@ def test_an_interrupt_while_waiting_for_a_readback_is_raised_and_harmless(run_py
         "import signal, torch, anytorch.webgpu\n"
         "x = torch.randn(300, 300, device='webgpu')\n"
         "want = (x @ x).cpu()\n"
-        "def interrupt(*_): raise KeyboardInterrupt\n"
+        "def interrupt(*_): signal.raise_signal(signal.SIGINT)\n"
         "signal.signal(signal.SIGALRM, interrupt)\n"
         "interrupted = 0\n"
         "for i in range(12):\n"
@@ -313,6 +313,43 @@ def test_an_interrupt_while_waiting_for_a_readback_is_raised_and_harmless(run_py
         "assert torch.equal((x @ x).cpu(), want)\n",
         warm=True,
     )
+
+
+def test_an_interrupt_at_any_instruction_leaves_the_device_right(run_python: Any) -> None:
+    """Ctrl-C before every third instruction of `anytorch.gpu`, one after the other, while work is recorded and read back."""
+    done = run_python(
+        "import signal, sys, torch, anytorch.webgpu\n"
+        "y, z = torch.randn(64, device='webgpu'), torch.randn(64, device='webgpu')\n"
+        "host = torch.arange(64.0)\n"
+        "def work():\n"
+        "    a = y + z\n"
+        "    b = host.to('webgpu') * y\n"
+        "    return torch.cat([a, b, a.exp()]).cpu()\n"
+        "want = work()\n"
+        "class Press:\n"
+        "    def __init__(self, at): self.at, self.seen = at, 0\n"
+        "    def __call__(self, frame, event, argument):\n"
+        "        if '/anytorch/gpu/' not in frame.f_code.co_filename.replace(chr(92), '/'): return None\n"
+        "        frame.f_trace_opcodes = True\n"
+        "        if event == 'opcode':\n"
+        "            self.seen += 1\n"
+        "            if self.seen == self.at: signal.raise_signal(signal.SIGINT)\n"
+        "        return self\n"
+        "at, pressed = 1, 0\n"
+        "while True:\n"
+        "    press = Press(at)\n"
+        "    sys.settrace(press)\n"
+        "    try: work()\n"
+        "    except KeyboardInterrupt: pressed += 1\n"
+        "    finally: sys.settrace(None)\n"
+        "    assert torch.equal(work(), want), at\n"
+        "    if press.seen < at: break\n"
+        "    at += 3\n"
+        "print(at, pressed)\n",
+        warm=True,
+    )
+    instructions, pressed = map(int, done.stdout.split())
+    assert instructions > 300 and pressed > instructions / 4
 
 
 def test_looking_for_adapters_without_a_display_says_nothing(run_python: Any) -> None:

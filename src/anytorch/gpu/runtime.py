@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from anytorch import settings
+from anytorch import interrupts, settings
 from anytorch.errors import DeviceError, DeviceLost, DeviceUnavailable, UsageError
 from anytorch.gpu.adapters import Adapter, choose_adapter, list_adapters
 from anytorch.gpu.buffers import Buffer, Pool
@@ -150,6 +150,7 @@ class Runtime:
                 group = self.programs.bind(program, buffers, windows)
             encoder = self._pass
             if self._program is not program:
+                self._program = None  # Ctrl-C may come before it is known which pipeline is set
                 _set_pipeline(encoder, program.handle)
                 self._program = program
             _set_bind_group(encoder, 0, group, 0, NULL)
@@ -207,7 +208,9 @@ class Runtime:
     def _between_passes(self) -> Any:
         """The encoder, for a command that belongs into no pass."""
         self._open_encoder()
-        self._end_pass()
+        if self._pass is not None:
+            with interrupts.held_back():
+                self._end_pass()
         self._pending += 1
         return self._encoder
 
@@ -229,8 +232,9 @@ class Runtime:
 
     def _open_pass(self) -> None:
         self._open_encoder()
-        self._pass = lib.wgpuCommandEncoderBeginComputePass(self._encoder, NULL)
-        self._program = None
+        with interrupts.held_back():  # an encoder whose open pass nobody knows can never be finished
+            self._pass = lib.wgpuCommandEncoderBeginComputePass(self._encoder, NULL)
+            self._program = None
 
     def _end_pass(self) -> None:
         if self._pass is not None:
@@ -245,29 +249,36 @@ class Runtime:
         with self.lock:
             if self._encoder is None:
                 return
-            self._uploads.before_submit()
-            # An invalid command buffer at wgpuQueueSubmit aborts the process (a Rust panic across the C boundary), so
-            # errors are looked for after Finish, and a bad one is dropped.
-            error_handler.capture("submit")
-            try:
-                self._end_pass()
-                commands = lib.wgpuCommandEncoderFinish(self._encoder, NULL)
-                lib.wgpuCommandEncoderRelease(self._encoder)
-                self._encoder = None
-            finally:
-                error = error_handler.release("submit")
-            self.statistics.commands += self._pending
-            self._pending = 0
-            self._look_at = self._patience
-            if error is None:
-                error_handler.capture("submit")
-                lib.wgpuQueueSubmit(self._queue, 1, ffi.new("WGPUCommandBuffer[1]", [commands]))
-                error = error_handler.release("submit")
-            lib.wgpuCommandBufferRelease(commands)
-            self.statistics.submissions += 1
-            self._uploads.after_submit()
+            with interrupts.held_back():  # an encoder that is finished and still in its place would be finished again
+                error = self._submit()
             if error is not None:
                 self._fail(translated("submitting commands", *error))
+
+    def _submit(self) -> tuple[str, str] | None:
+        """Finish the encoder and hand it over; returns the error that WebGPU reports, if any."""
+        self._uploads.before_submit()
+        # An invalid command buffer at wgpuQueueSubmit aborts the process (a Rust panic across the C boundary), so
+        # errors are looked for after Finish, and a bad one is dropped.
+        error_handler.capture("submit")
+        error: tuple[str, str] | None
+        try:
+            self._end_pass()
+            commands = lib.wgpuCommandEncoderFinish(self._encoder, NULL)
+            lib.wgpuCommandEncoderRelease(self._encoder)
+            self._encoder = None
+        finally:
+            error = error_handler.release("submit")
+        self.statistics.commands += self._pending
+        self._pending = 0
+        self._look_at = self._patience
+        if error is None:
+            error_handler.capture("submit")
+            lib.wgpuQueueSubmit(self._queue, 1, ffi.new("WGPUCommandBuffer[1]", [commands]))
+            error = error_handler.release("submit")
+        lib.wgpuCommandBufferRelease(commands)
+        self.statistics.submissions += 1
+        self._uploads.after_submit()
+        return error
 
     def _fail(self, error: Exception) -> NoReturn:
         if isinstance(error, DeviceLost):

@@ -131,6 +131,7 @@ class Tape:
         with runtime.lock:
             if self._runs is None:
                 self._runs = self._in_runs()
+            runtime.forget_pipeline()
             for run in self._runs:
                 if isinstance(run, ctypes.Array):
                     encode = _encoder()
@@ -142,7 +143,6 @@ class Tape:
                     runtime.encode_copy(*run)
                 else:
                     runtime.encode_clear(*run)
-            runtime.forget_pipeline()
             if self._reports:
                 runtime.faults.pending = True
             runtime.submit()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from anytorch.gpu.buffers import Buffer
 from anytorch.gpu.native import READBACK, UPLOAD, GpuError, ffi, lib
 from anytorch.gpu.wgsl.faults import NBYTES as FAULT_NBYTES
+from anytorch.interrupts import held_back
 from anytorch.workers import Workers
 
 if TYPE_CHECKING:
@@ -143,15 +144,20 @@ class Uploads:
         done = 0
         while done < nbytes:
             if self._current is None:
-                self._current, self._used = self._next(), 0
+                self._wait_for_one()
+                with held_back():
+                    self._current = self._ready.pop() if self._ready else Staging(runtime, ARENA, write=True)
+                    self._used = 0
             arena = self._current
             part = min(nbytes - done, arena.nbytes - self._used)
-            move(arena.pointer + self._used, source + done, part)
-            runtime.encode_copy(arena.handle, self._used, buffer.handle, offset + done, part)
-            self._used += -(-part // 16) * 16
+            # First, as Ctrl-C may come when the copy is recorded.
+            at, self._used = self._used, self._used + -(-part // 16) * 16
+            move(arena.pointer + at, source + done, part)
+            runtime.encode_copy(arena.handle, at, buffer.handle, offset + done, part)
             done += part
             if self._used >= arena.nbytes:
-                self._retire()
+                with held_back():  # each arena is in one place
+                    self._retire()
                 if done < nbytes:
                     runtime.submit()  # the device copies this part while the next one is being written
 
@@ -160,7 +166,8 @@ class Uploads:
             self._full.append(self._current)
             self._current = None
 
-    def _next(self) -> Staging:
+    def _wait_for_one(self) -> None:
+        """Return when an arena is ready, or when another one may be made."""
         self._collect()
         empty = False
         while not self._ready and len(self._submitted) >= IN_FLIGHT:
@@ -168,17 +175,15 @@ class Uploads:
                 self._submitted[0].answer_was_lost()
             empty = self._runtime.poll(wait=True)
             self._collect()
-        if self._ready:
-            return self._ready.pop()
-        return Staging(self._runtime, ARENA, write=True)
 
     def _collect(self) -> None:
         if self._submitted:
             self._runtime.poll(wait=False)
-        waiting: list[Staging] = []
-        for staging in self._submitted:
-            (self._ready if staging.finished() else waiting).append(staging)
-        self._submitted = waiting
+        with held_back():
+            waiting: list[Staging] = []
+            for staging in self._submitted:
+                (self._ready if staging.finished() else waiting).append(staging)
+            self._submitted = waiting
 
     def before_submit(self) -> None:
         """A mapped buffer may not be used by the device."""
