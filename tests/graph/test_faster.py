@@ -126,3 +126,15 @@ def test_a_lack_of_memory_leaves_the_compiled_graph() -> None:
     before = ours.calls
     both(torch.ones(2))
     assert ours.calls == before + 1
+
+
+def test_while_commands_are_recorded_it_is_ours_whichever_is_faster() -> None:
+    plain, ours = Side(lambda x: (x * 2,), 1.0), Side(lambda x: (x * 2,), 2.0)
+    recording: list[bool] = []
+    both, x = Faster(plain, ours, records=lambda: bool(recording)), torch.ones(3)
+    for _ in range(2):
+        both(x)
+    assert ran[-1] is plain
+    recording.append(True)
+    both(x)
+    assert ran[-1] is ours

@@ -68,13 +68,14 @@ def fresh_plans(webgpu: Any) -> Iterator[None]:
 @pytest.fixture
 def ours(webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernel graphs run by our kernels wherever those are right, fast or not; nothing found by other tests is used."""
-    from anytorch.graph import compiler, search
+    from anytorch.graph import compiler, faster, search
 
     def chosen(trials: Sequence[Any], *, noise: float = 0.0) -> tuple[str, str]:
         timed = [one.name for one in trials if one.seconds is not None]
         return next((name for name in timed if name != search.EAGER), search.EAGER), "a test wants it"
 
     monkeypatch.setattr(search, "fastest", chosen)
+    monkeypatch.setattr(faster, "GAIN", float("inf"))
     webgpu._dynamo.reset()
     compiler._found.clear()
     yield

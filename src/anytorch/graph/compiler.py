@@ -30,6 +30,7 @@ from anytorch.graph.search import Found, Search
 from anytorch.graph.sizes import names_of
 from anytorch.graph.tracer import Untraceable
 from anytorch.graph.tracing import RULES, SEVERAL, is_traceable, traced
+from anytorch.graph.unpacked import with_unbinds
 
 log = logs.logger(__name__)
 
@@ -40,6 +41,7 @@ SEARCH = 10  # times the setting `measure_s`: what the search of one region may 
 
 def compile_graph(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
     """The back end that torch.compile calls. A device whose module in torch has a `compile_graph` compiles its own."""
+    module = with_unbinds(module)
     for kind in {value.device.type for value in inputs if isinstance(value, torch.Tensor)}:
         if (own := getattr(getattr(torch, kind, None), "compile_graph", None)) is not None:
             found: Callable[..., Any] = own(module, inputs)

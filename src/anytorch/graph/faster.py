@@ -23,13 +23,20 @@ GAIN = 0.99  # of eager torch's time: what is no faster is not worth its memory
 
 
 class Faster:
-    """Calls `ours` once, times both on copies of what it was called with, and is the faster one from then on."""
+    """Calls `ours` once, times both on copies of what it was called with, and is the faster one from then on.
 
-    def __init__(self, plain: Callable[..., Any], ours: Callable[..., Any]) -> None:
-        self._plain, self._ours = plain, ours
+    `records`: are commands being recorded, to be replayed without the host? Then it is `ours`, whichever is faster called.
+    """
+
+    def __init__(
+        self, plain: Callable[..., Any], ours: Callable[..., Any], records: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._plain, self._ours, self._records = plain, ours, records
         self._chosen: Callable[..., Any] | None = None
 
     def __call__(self, *inputs: Any) -> Any:
+        if self._records():
+            return self._ours(*inputs)
         if self._chosen is not None:
             return self._chosen(*inputs)
         before = _versions(inputs)
