@@ -1,0 +1,660 @@
+// One launch decodes a whole text: every multiprocessor has a fixed part of every layer, and the token loop is in here.
+//
+// Weights are most of the time a token takes, and which weights a warp reads next depends on nothing: each warp streams its own
+// through slots of shared memory, ahead of the numbers they will be multiplied with. Blocks hand numbers to one another
+// through memory without barriers: an output is its own flag, a pattern that no sum can be (NONE) until it is written,
+// and who needs it polls it.
+//
+// Orders that this relies on:
+//  - Within a token, a number and the flag that says it is there are the same 32 bits: nothing to order.
+//  - At the end of a token every block publishes the best of its words (after a fence), and begins the next token when
+//    it has seen those of all blocks (followed by a fence). So all writes of a token come before all reads of the next:
+//    keys and values in the cache, and the flags of two tokens ago, which their writer sets back one token later.
+//  - The best words have four places by turns. A block sets back the place of two tokens ago: whoever has published the last token
+//    has read that one.
+//
+// Sizes are constants, as the kernel is compiled for one model: WIDTH INNER HEADS KV_HEADS HEAD VOCABULARY LAYERS, DEPTH (slots
+// of a warp), QK_NORM, HALF (float16 in place of bfloat16).
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr int WARPS = 8, THREADS = 32 * WARPS, CHUNK = 4096;
+constexpr int Q = HEADS * HEAD, KV = KV_HEADS * HEAD, GROUP = HEADS / KV_HEADS, QKV = Q + 2 * KV;
+constexpr u32 NONE = 0xfff0deadu;  // a NaN that arithmetic never makes: its own is 0x7fffffff
+constexpr u32 PATIENCE = 1u << 22;  // polls until something must have gone wrong
+constexpr int SPLIT = 128;  // positions that are worth a block of their own
+constexpr int PART = HEAD + 2;  // of a head's attention to some positions: weighted values, maximum, sum
+constexpr float LOG2E = 1.4426950408889634f;
+#define LEAST __uint_as_float(0xff800000u)  // minus infinity
+constexpr int NO_NUMBER = -2;  // in place of a token
+
+struct Layer {
+    const char *qkv, *out, *gate_up, *down;  // rows of 16-bit floats; of gate_up in turns
+    const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;  // or null
+    const float *norm, *after, *q_norm, *k_norm;
+    u16 *keys, *values;  // [KV_HEADS, positions, HEAD]
+    long long window;  // positions that are seen; 0: all
+};
+
+struct Run {
+    const Layer* layers;
+    const char* head;
+    const u16* words;
+    const float *norm, *cos, *sin;
+    float* flow;  // [2, LAYERS, FLOW], NONE everywhere
+    u64* best;  // [4, blocks], 0 everywhere
+    float* logits;  // of the last token, or null
+    const int* ends;
+    volatile int *made, *done;  // the host sees these
+    const volatile int* stopping;
+    long long positions;
+    int steps, token, place, end_count, most_splits;
+    float eps;
+};
+
+// What a layer hands on, as offsets in floats. Parts of attention are [KV_HEADS, most_splits, GROUP, PART]; at most 64 splits.
+constexpr int AT_QKV = 0, AT_MIXED = QKV, AT_MIDDLE = AT_MIXED + Q, AT_INNER = AT_MIDDLE + WIDTH, AT_END = AT_INNER + INNER, AT_PARTS = AT_END + WIDTH;
+
+// ---- numbers ------------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float low(u32 two) {
+#if HALF
+    float f; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(f) : "r"(two)); return f;
+#else
+    return __uint_as_float(two << 16);
+#endif
+}
+__device__ __forceinline__ float high(u32 two) {
+#if HALF
+    float f; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(f) : "r"(two)); return f;
+#else
+    return __uint_as_float(two & 0xffff0000u);
+#endif
+}
+__device__ __forceinline__ u32 packed(float l, float h) {
+    u32 two;
+#if HALF
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(h), "f"(l));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(h), "f"(l));
+#endif
+    return two;
+}
+__device__ __forceinline__ float dot8(uint4 a, uint4 b, float sum) {
+    const u32 *p = &a.x, *q = &b.x;
+#pragma unroll
+    for (int i = 0; i < 4; i++) sum = fmaf(low(p[i]), low(q[i]), sum), sum = fmaf(high(p[i]), high(q[i]), sum);
+    return sum;
+}
+__device__ __forceinline__ float over_warp(float sum) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+    return sum;
+}
+
+// ---- handing over -------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void publish(float* at, float value) {
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(at), "f"(value) : "memory");
+}
+__device__ __forceinline__ void set_back(float* at) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(NONE) : "memory");
+}
+__device__ __forceinline__ uint4 look4(const float* at) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ u32 look(const float* at) {
+    u32 v;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ bool is_there(uint4 v) { return v.x != NONE && v.y != NONE && v.z != NONE && v.w != NONE; }
+
+// COUNT words from addresses that lie `stride` floats apart, as soon as all are there.
+template <int COUNT> __device__ __forceinline__ void await(const float* at, int stride, float* found) {
+    u32 v[COUNT];
+    for (u32 tries = 0;; tries++) {
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) v[i] = look(at + i * stride);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) all &= v[i] != NONE;
+        if (all) break;
+        if (tries > PATIENCE) __trap();
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) found[i] = __uint_as_float(v[i]);
+}
+
+// ---- weights ------------------------------------------------------------------------------------------------------------
+
+__host__ __device__ constexpr int parts_of(int bytes) {
+    int parts = 1;
+    while (bytes % parts || bytes / parts > CHUNK || (bytes / parts) % 16) parts++;
+    return parts;
+}
+// How rows of K numbers go through slots: several at once if they are short, in parts if they are long.
+template <int K> struct Rows {
+    static constexpr int BYTES = 2 * K, AT_ONCE = 4 * BYTES <= CHUNK ? 4 : 2 * BYTES <= CHUNK ? 2 : 1;
+    static constexpr int PARTS = parts_of(BYTES), PIECE = AT_ONCE > 1 ? AT_ONCE * BYTES : BYTES / PARTS;
+};
+__host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
+// Rows that one warp takes together: gate and up meet in one warp, and a row of the residual belongs to one block for both its writers.
+constexpr int QKV_UNIT = Rows<WIDTH>::AT_ONCE, PAIR_UNIT = larger(2, Rows<WIDTH>::AT_ONCE);
+constexpr int BACK_UNIT = larger(Rows<Q>::AT_ONCE, Rows<INNER>::AT_ONCE);
+
+__device__ __forceinline__ int first_of(int units, int block) { return (int)((long long)units * block / gridDim.x); }
+__host__ __device__ constexpr int units_of(int rows, int unit) { return (rows + unit - 1) / unit; }
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// One warp's weights in the order in which it needs them, from the first token to the last; `at` is the next piece.
+struct Walk {
+    const char *base, *at;
+    int step, layer, phase, unit, end, piece;
+
+    template <int K, int UNIT> __device__ __forceinline__ bool begin(const char* weights, int rows, int warp) {
+        constexpr int own = UNIT;
+        unit = first_of(units_of(rows, own), blockIdx.x) + warp;
+        end = first_of(units_of(rows, own), blockIdx.x + 1);
+        base = weights, piece = 0;
+        at = weights + (size_t)unit * UNIT * Rows<K>::BYTES;
+        return unit < end;
+    }
+    __device__ __forceinline__ bool begin_phase(const Run& run, int warp) {
+        const Layer& l = run.layers[phase < 4 ? layer : 0];
+        switch (phase) {
+            case 0: return begin<WIDTH, QKV_UNIT>(l.qkv, QKV, warp);
+            case 1: return begin<Q, BACK_UNIT>(l.out, WIDTH, warp);
+            case 2: return begin<WIDTH, PAIR_UNIT>(l.gate_up, 2 * INNER, warp);
+            case 3: return begin<INNER, BACK_UNIT>(l.down, WIDTH, warp);
+            default: return begin<WIDTH, QKV_UNIT>(run.head, VOCABULARY, warp);
+        }
+    }
+    __device__ __forceinline__ void next_phase(const Run& run, int warp) {
+        do {
+            if (phase == 4) phase = 0, layer = 0, step++;
+            else if (phase == 3) {
+                if (++layer == LAYERS) phase = 4; else phase = 0;
+            } else phase++;
+        } while (step < run.steps && !begin_phase(run, warp));
+    }
+    template <int K, int UNIT> __device__ __forceinline__ void issue(int rows, u32 slot, u32 bar) {
+        u32 bytes = Rows<K>::PIECE;
+        if (Rows<K>::AT_ONCE > 1) bytes = min(bytes, (u32)((rows - unit * UNIT - piece * Rows<K>::AT_ONCE) * Rows<K>::BYTES));
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(slot), "l"(at), "r"(bytes), "r"(bar) : "memory");
+    }
+    template <int K, int UNIT> __device__ __forceinline__ bool advance(int rows) {
+        constexpr int pieces = UNIT / Rows<K>::AT_ONCE * Rows<K>::PARTS;
+        at += Rows<K>::PIECE;
+        // The last unit may have fewer rows than the others.
+        if (++piece < pieces && (Rows<K>::AT_ONCE == 1 ? unit * UNIT + piece / Rows<K>::PARTS : unit * UNIT + piece * Rows<K>::AT_ONCE) < rows) return true;
+        piece = 0, unit += WARPS;
+        at = base + (size_t)unit * UNIT * Rows<K>::BYTES;
+        return unit < end;
+    }
+    template <int K, int UNIT> __device__ __forceinline__ bool go(int rows, int lane, u32 slot, u32 bar) {
+        if (!lane) issue<K, UNIT>(rows, slot, bar);
+        return advance<K, UNIT>(rows);
+    }
+    // Ask for the next piece, and go on to the one after it.
+    __device__ __forceinline__ void fetch(const Run& run, int warp, int lane, u32 slot, u32 bar) {
+        bool more;
+        switch (phase) {
+            case 0: more = go<WIDTH, QKV_UNIT>(QKV, lane, slot, bar); break;
+            case 1: more = go<Q, BACK_UNIT>(WIDTH, lane, slot, bar); break;
+            case 2: more = go<WIDTH, PAIR_UNIT>(2 * INNER, lane, slot, bar); break;
+            case 3: more = go<INNER, BACK_UNIT>(WIDTH, lane, slot, bar); break;
+            default: more = go<WIDTH, QKV_UNIT>(VOCABULARY, lane, slot, bar);
+        }
+        if (!more) next_phase(run, warp);
+    }
+};
+
+struct Stream {
+    Walk walk;
+    const unsigned char* slots;  // this warp's
+    u32 slot_address, bars, parity;
+    int slot, ahead;  // slots that hold, or wait for, weights
+
+    __device__ __forceinline__ void wait() const {
+        asm volatile("{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra D;\nbra W;\nD:\n}" ::"r"(bars + 8 * slot), "r"(parity) : "memory");
+    }
+    __device__ __forceinline__ void turn() {
+        if (++slot == DEPTH) slot = 0, parity ^= 1;
+    }
+    // The slot has been read: fill it again.
+    __device__ __forceinline__ void refill(const Run& run, int warp, int lane) {
+        __syncwarp();
+        if (walk.step < run.steps) walk.fetch(run, warp, lane, slot_address + slot * CHUNK, bars + 8 * slot);
+        else ahead--;
+        turn();
+    }
+    // Copies that nobody will read must have ended before the block does.
+    __device__ __forceinline__ void drain() {
+        for (; ahead; ahead--) wait(), turn();
+    }
+};
+
+// A block's rows of a matrix by the vector in `xs`: emit(row, sums of UNIT rows from there, how many there are).
+template <int K, int UNIT, class Emit> __device__ __forceinline__ void product(const Run& run, Stream& stream, const unsigned char* xs, int rows, int warp, int lane, Emit emit) {
+    constexpr int R = Rows<K>::AT_ONCE, N = (R > 1 ? Rows<K>::BYTES : Rows<K>::PIECE) / 16, PARTS = Rows<K>::PARTS;
+    const int end = first_of(units_of(rows, UNIT), blockIdx.x + 1);
+    for (int unit = first_of(units_of(rows, UNIT), blockIdx.x) + warp; unit < end; unit += WARPS) {
+        float sums[UNIT];
+#pragma unroll
+        for (int i = 0; i < UNIT; i++) sums[i] = 0;
+        const int there = min(UNIT, rows - unit * UNIT);
+#pragma unroll
+        for (int from = 0; from < UNIT; from += R) {
+            if (from >= there) break;
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                stream.wait();
+                const uint4* weights = (const uint4*)(stream.slots + stream.slot * CHUNK);
+                const uint4* x = (const uint4*)xs + part * N;
+#pragma unroll 4
+                for (int i = lane; i < N; i += 32) {
+                    const uint4 own = x[i];
+#pragma unroll
+                    for (int j = 0; j < R; j++) sums[from + j] = dot8(weights[j * N + i], own, sums[from + j]);
+                }
+                stream.refill(run, warp, lane);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < UNIT; i++) sums[i] = over_warp(sums[i]);
+        emit(unit * UNIT, sums, there);
+    }
+}
+
+// ---- vectors ------------------------------------------------------------------------------------------------------------
+
+template <int K> struct Vector {
+    static constexpr int COUNT = (K / 4 + THREADS - 1) / THREADS;  // groups of four for each thread
+    float v[COUNT][4];
+
+    __device__ __forceinline__ bool has(int i) const { return K % (4 * THREADS) == 0 || (i * THREADS + (int)threadIdx.x) * 4 < K; }
+    __device__ __forceinline__ void await(const float* x) {
+        bool missing[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) missing[i] = has(i);
+        for (u32 tries = 0;; tries++) {
+            bool all = true;
+            uint4 seen[COUNT];
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) if (missing[i]) seen[i] = look4(x + (i * THREADS + threadIdx.x) * 4);
+#pragma unroll
+            for (int i = 0; i < COUNT; i++)
+                if (missing[i]) {
+                    if (is_there(seen[i])) {
+                        missing[i] = false;
+                        v[i][0] = __uint_as_float(seen[i].x), v[i][1] = __uint_as_float(seen[i].y), v[i][2] = __uint_as_float(seen[i].z), v[i][3] = __uint_as_float(seen[i].w);
+                    } else all = false;
+                }
+            if (all) break;
+            if (tries > PATIENCE) __trap();
+        }
+    }
+    __device__ __forceinline__ void read(const u16* x) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if (has(i)) {
+                const uint2 four = *(const uint2*)(x + (i * THREADS + threadIdx.x) * 4);
+                v[i][0] = low(four.x), v[i][1] = high(four.x), v[i][2] = low(four.y), v[i][3] = high(four.y);
+            }
+    }
+    __device__ __forceinline__ void norm(const float* weight, float eps, float* sums, int warp, int lane) {
+        float own = 0;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) if (has(i)) own += v[i][0] * v[i][0] + v[i][1] * v[i][1] + v[i][2] * v[i][2] + v[i][3] * v[i][3];
+        own = over_warp(own);
+        if (!lane) sums[warp] = own;
+        __syncthreads();
+        float all = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) all += sums[w];
+        const float by = rsqrtf(all / K + eps);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if (has(i)) {
+                const float4 g = *(const float4*)(weight + (i * THREADS + threadIdx.x) * 4);
+                v[i][0] *= by * g.x, v[i][1] *= by * g.y, v[i][2] *= by * g.z, v[i][3] *= by * g.w;
+            }
+    }
+    // Everybody has read what was there before, and may read this afterwards.
+    __device__ __forceinline__ void share(unsigned char* xs) const {
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) if (has(i)) *(uint2*)(xs + (i * THREADS + threadIdx.x) * 8) = make_uint2(packed(v[i][0], v[i][1]), packed(v[i][2], v[i][3]));
+        __syncthreads();
+    }
+};
+
+// A vector that others compute, into shared memory as 16-bit floats, part by part as it comes.
+template <int K> __device__ __forceinline__ void take(const float* x, unsigned char* xs) {
+    constexpr int COUNT = (K / 4 + THREADS - 1) / THREADS;
+    u32 missing = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) if ((i * THREADS + (int)threadIdx.x) * 4 < K) missing |= 1u << i;
+    __syncthreads();  // everybody has read what was there before
+    for (u32 tries = 0; missing; tries++) {
+        uint4 seen[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) if (missing >> i & 1) seen[i] = look4(x + (i * THREADS + threadIdx.x) * 4);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if ((missing >> i & 1) && is_there(seen[i])) {
+                missing &= ~(1u << i);
+                *(uint2*)(xs + (i * THREADS + threadIdx.x) * 8) = make_uint2(packed(__uint_as_float(seen[i].x), __uint_as_float(seen[i].y)), packed(__uint_as_float(seen[i].z), __uint_as_float(seen[i].w)));
+            }
+        if (tries > PATIENCE) __trap();
+    }
+    __syncthreads();
+}
+
+// ---- attention ----------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint4 cached(const u16* at) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
+    return v;
+}
+
+// One block: the heads that share keys, to the positions of one split. `scratch`: queries, key and value, then a part for each warp.
+__device__ __forceinline__ void attend(const Run& run, const Layer& layer, float* flow, float* before, int place, float* scratch, int warp, int lane) {
+    constexpr int LANES = HEAD / 8, TEAMS = WARPS * 32 / LANES, EACH = HEAD / 32, BATCH = 4;
+    const int begin = layer.window > 0 && layer.window <= place ? place + 1 - (int)layer.window : 0, total = place + 1 - begin;
+    const int splits = min(run.most_splits, (total + SPLIT - 1) / SPLIT);
+    const int kv = blockIdx.x / run.most_splits, split = blockIdx.x % run.most_splits;
+    if (kv >= KV_HEADS || split >= splits) return;
+    const int length = (total + splits - 1) / splits, from = begin + split * length, to = min(place + 1, from + length);
+    const bool newest = to == place + 1;
+    const int old = newest ? place : to;  // positions that are in the cache
+    const u16 *keys = layer.keys + (size_t)kv * run.positions * HEAD, *values = layer.values + (size_t)kv * run.positions * HEAD;
+    const int team = warp * (32 / LANES) + lane / LANES, first = lane % LANES * 8;
+
+    uint4 k[BATCH], v[BATCH];  // of the first positions: they wait for no query
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+        const int p = from + team + b * TEAMS;
+        if (p < old) k[b] = cached(keys + (size_t)p * HEAD + first), v[b] = cached(values + (size_t)p * HEAD + first);
+    }
+    for (int one = warp; one < GROUP + (newest ? 2 : 0); one += WARPS) {
+        const int row = one < GROUP ? (kv * GROUP + one) * HEAD : one == GROUP ? Q + kv * HEAD : Q + KV + kv * HEAD;
+        float e[EACH];
+        await<EACH>(flow + AT_QKV + row + lane, 32, e);
+        if (one <= GROUP) {
+#if QK_NORM
+            const float* weight = one < GROUP ? layer.q_norm : layer.k_norm;
+            float squares = 0;
+#pragma unroll
+            for (int j = 0; j < EACH; j++) squares += e[j] * e[j];
+            const float by = rsqrtf(over_warp(squares) / HEAD + run.eps);
+#pragma unroll
+            for (int j = 0; j < EACH; j++) e[j] *= by * weight[lane + 32 * j];
+#endif
+#pragma unroll
+            for (int j = 0; j < EACH / 2; j++) {
+                const size_t at = (size_t)place * (HEAD / 2) + lane + 32 * j;
+                const float c = run.cos[at], s = run.sin[at], l = e[j], r = e[j + EACH / 2];
+                e[j] = l * c - r * s, e[j + EACH / 2] = r * c + l * s;
+            }
+        }
+        const float scale = one < GROUP ? LOG2E * rsqrtf((float)HEAD) : 1;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) scratch[one * HEAD + lane + 32 * j] = one < GROUP ? e[j] * scale : low(packed(e[j], 0));
+    }
+    __syncthreads();
+    if (newest)
+        for (int i = threadIdx.x; i < HEAD; i += THREADS) {  // two of one word: both halves of it are one thread's
+            const int which = i >= HEAD / 2, at = (i - which * (HEAD / 2)) * 2;
+            const float* s = scratch + (GROUP + which) * HEAD + at;
+            *(u32*)((which ? layer.values : layer.keys) + ((size_t)kv * run.positions + place) * HEAD + at) = packed(s[0], s[1]);
+        }
+
+    float q[GROUP][8], most[GROUP], sum[GROUP], mixed[GROUP][8];
+#pragma unroll
+    for (int g = 0; g < GROUP; g++) {
+        most[g] = LEAST, sum[g] = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) q[g][i] = scratch[g * HEAD + first + i], mixed[g][i] = 0;
+    }
+    auto add = [&](const float (&key)[8], const float (&value)[8], bool counts) {
+#pragma unroll
+        for (int g = 0; g < GROUP; g++) {
+            float score = 0;
+#pragma unroll
+            for (int i = 0; i < 8; i++) score = fmaf(q[g][i], key[i], score);
+#pragma unroll
+            for (int o = LANES / 2; o; o >>= 1) score += __shfl_xor_sync(~0u, score, o);
+            if (counts) {
+                const float higher = fmaxf(most[g], score), old_by = exp2f(most[g] - higher), by = exp2f(score - higher);
+                most[g] = higher, sum[g] = sum[g] * old_by + by;
+#pragma unroll
+                for (int i = 0; i < 8; i++) mixed[g][i] = fmaf(mixed[g][i], old_by, by * value[i]);
+            }
+        }
+    };
+    auto add_packed = [&](uint4 a, uint4 b, bool counts) {
+        const u32 *x = &a.x, *y = &b.x;
+        float key[8], value[8];
+#pragma unroll
+        for (int i = 0; i < 4; i++) key[2 * i] = low(x[i]), key[2 * i + 1] = high(x[i]), value[2 * i] = low(y[i]), value[2 * i + 1] = high(y[i]);
+        add(key, value, counts);
+    };
+    for (int at = from; at < old; at += BATCH * TEAMS) {  // the same count for all lanes of a warp: they meet in shuffles
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            const int p = at + team + b * TEAMS, later = p + BATCH * TEAMS;
+            const uint4 a = k[b], c = v[b];
+            if (later < old) k[b] = cached(keys + (size_t)later * HEAD + first), v[b] = cached(values + (size_t)later * HEAD + first);
+            if (at + b * TEAMS < old) add_packed(a, c, p < old);
+        }
+    }
+    if (newest && warp == WARPS - 1) {
+        float key[8], value[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) key[i] = scratch[GROUP * HEAD + first + i], value[i] = scratch[(GROUP + 1) * HEAD + first + i];
+        add(key, value, lane < LANES);
+    }
+    float* parts = scratch + (GROUP + 2) * HEAD;  // [WARPS, GROUP, PART]
+#pragma unroll
+    for (int g = 0; g < GROUP; g++) {
+#pragma unroll
+        for (int o = LANES; o < 32; o <<= 1) {
+            const float other = __shfl_xor_sync(~0u, most[g], o), theirs = __shfl_xor_sync(~0u, sum[g], o), higher = fmaxf(most[g], other);
+            const float by = most[g] == LEAST ? 0 : exp2f(most[g] - higher), their_by = other == LEAST ? 0 : exp2f(other - higher);
+            most[g] = higher, sum[g] = sum[g] * by + theirs * their_by;
+#pragma unroll
+            for (int i = 0; i < 8; i++) mixed[g][i] = mixed[g][i] * by + __shfl_xor_sync(~0u, mixed[g][i], o) * their_by;
+        }
+        if (lane < LANES) {
+            float* own = parts + (warp * GROUP + g) * PART;
+#pragma unroll
+            for (int i = 0; i < 8; i++) own[first + i] = mixed[g][i];
+            if (!lane) own[HEAD] = most[g], own[HEAD + 1] = sum[g];
+        }
+    }
+    __syncthreads();
+    const size_t task = (size_t)AT_PARTS + (size_t)(kv * run.most_splits + split) * GROUP * PART;
+    for (int i = threadIdx.x; i < GROUP * HEAD; i += THREADS) {
+        const int g = i / HEAD, d = i % HEAD;
+        float highest = LEAST, total_sum = 0, value = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) highest = fmaxf(highest, parts[(w * GROUP + g) * PART + HEAD]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const float* part = parts + (w * GROUP + g) * PART;
+            const float by = exp2f(part[HEAD] - highest);
+            total_sum += part[HEAD + 1] * by, value += part[d] * by;
+        }
+        if (split) {
+            publish(flow + task + g * PART + d, value), set_back(before + task + g * PART + d);
+            if (!d) {
+                publish(flow + task + g * PART + HEAD, highest), set_back(before + task + g * PART + HEAD);
+                publish(flow + task + g * PART + HEAD + 1, total_sum), set_back(before + task + g * PART + HEAD + 1);
+            }
+            continue;
+        }
+        for (int other = 1; other < splits; other += 4) {  // four at once: each look takes as long as four
+            float found[4][3];
+#pragma unroll
+            for (int b = 0; b < 4; b++) found[b][1] = LEAST;
+#pragma unroll
+            for (int b = 0; b < 4; b++)
+                if (other + b < splits) {
+                    const float* part = flow + task + (size_t)(other + b) * GROUP * PART + g * PART;
+                    found[b][0] = __uint_as_float(look(part + d)), found[b][1] = __uint_as_float(look(part + HEAD)), found[b][2] = __uint_as_float(look(part + HEAD + 1));
+                }
+#pragma unroll
+            for (int b = 0; b < 4; b++)
+                if (other + b < splits) {
+                    const float* part = flow + task + (size_t)(other + b) * GROUP * PART + g * PART;
+                    if (__float_as_uint(found[b][0]) == NONE) await<1>(part + d, 0, &found[b][0]);
+                    if (__float_as_uint(found[b][1]) == NONE) await<1>(part + HEAD, 0, &found[b][1]);
+                    if (__float_as_uint(found[b][2]) == NONE) await<1>(part + HEAD + 1, 0, &found[b][2]);
+                    const float higher = fmaxf(highest, found[b][1]), by = exp2f(highest - higher), their_by = exp2f(found[b][1] - higher);
+                    highest = higher, total_sum = total_sum * by + found[b][2] * their_by, value = value * by + found[b][0] * their_by;
+                }
+        }
+        const int at = AT_MIXED + (kv * GROUP + g) * HEAD + d;
+        publish(flow + at, value / total_sum), set_back(before + at);
+    }
+}
+
+// ---- words --------------------------------------------------------------------------------------------------------------
+
+// A logit and its row as one number that is larger the better: of equal logits the first row. The lowest bit but for block 0's is 0.
+__device__ __forceinline__ u64 ranked(float logit, int row) {
+    const u32 bits = __float_as_uint(logit), rising = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return (u64)((bits & 0x7f800000u) != 0x7f800000u ? rising : 0xffffffffu) << 32 | (u64)(0x7fffffffu - (u32)row) << 1;
+}
+__device__ __forceinline__ u64 larger_of(u64 a, u64 b) { return a > b ? a : b; }
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const Run run) {
+    extern __shared__ __align__(128) unsigned char raw[];
+    constexpr int XS = larger(2 * larger(larger(WIDTH, Q), INNER), 4 * ((GROUP + 2) * HEAD + WARPS * GROUP * PART));
+    unsigned char* slots = raw;
+    u64* full = (u64*)(raw + WARPS * DEPTH * CHUNK);
+    u64* bests = full + WARPS * DEPTH;  // of warps
+    float* sums = (float*)(bests + WARPS);
+    unsigned char* xs = (unsigned char*)(sums + 8);
+    float* rest = (float*)(xs + (XS + 15) / 16 * 16);  // this block's rows of the residual
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    if (threadIdx.x < WARPS * DEPTH) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(full + threadIdx.x)));
+    asm volatile("fence.mbarrier_init.release.cluster;");
+    __syncthreads();
+    Stream stream{};
+    stream.slots = slots + warp * DEPTH * CHUNK;
+    stream.slot_address = shared_address(stream.slots), stream.bars = shared_address(full + warp * DEPTH);
+    if (!stream.walk.begin_phase(run, warp)) stream.walk.next_phase(run, warp);
+    for (int d = 0; d < DEPTH && stream.walk.step < run.steps; d++, stream.ahead++) stream.walk.fetch(run, warp, lane, stream.slot_address + d * CHUNK, stream.bars + 8 * d);
+
+    const int first_row = first_of(units_of(WIDTH, BACK_UNIT), blockIdx.x) * BACK_UNIT, last_row = min(WIDTH, first_of(units_of(WIDTH, BACK_UNIT), blockIdx.x + 1) * BACK_UNIT);
+    const size_t layer_flow = (AT_PARTS + (size_t)KV_HEADS * run.most_splits * GROUP * PART + 3) / 4 * 4;  // four are looked at together
+    int token = run.token, place = run.place;
+    for (int step = 0; step < run.steps; step++, place++) {
+        float* flows = run.flow + (step & 1) * LAYERS * layer_flow;
+        float* befores = run.flow + (~step & 1) * LAYERS * layer_flow;
+        const u16* word = run.words + (size_t)token * WIDTH;
+        for (int i = first_row + threadIdx.x; i < last_row; i += THREADS) rest[i - first_row] = low(word[i]);
+        for (int number = 0; number <= LAYERS; number++) {
+            Vector<WIDTH> x;
+            const Layer& layer = run.layers[min(number, LAYERS - 1)];
+            float *flow = flows + number * layer_flow, *before = befores + number * layer_flow;
+            if (number) x.await(flow - layer_flow + AT_END); else x.read(word);
+            x.norm(number < LAYERS ? layer.norm : run.norm, run.eps, sums, warp, lane);
+            x.share(xs);
+            if (number == LAYERS) break;
+            product<WIDTH, QKV_UNIT>(run, stream, xs, QKV, warp, lane, [&](int row, const float (&found)[QKV_UNIT], int there) {
+#pragma unroll
+                for (int i = 0; i < QKV_UNIT; i++)
+                    if (lane == i && i < there) publish(flow + AT_QKV + row + i, found[i] + (layer.qkv_bias ? layer.qkv_bias[row + i] : 0)), set_back(before + AT_QKV + row + i);
+            });
+            __syncthreads();  // attention overwrites the vector
+            attend(run, layer, flow, before, place, (float*)xs, warp, lane);
+            take<Q>(flow + AT_MIXED, xs);
+            auto add = [&](int at, const float* bias, int row, const float (&found)[BACK_UNIT], int there) {
+#pragma unroll
+                for (int i = 0; i < BACK_UNIT; i++)
+                    if (lane == i && i < there) {
+                        const float sum = rest[row + i - first_row] + found[i] + (bias ? bias[row + i] : 0);
+                        rest[row + i - first_row] = sum;
+                        publish(flow + at + row + i, sum), set_back(before + at + row + i);
+                    }
+            };
+            product<Q, BACK_UNIT>(run, stream, xs, WIDTH, warp, lane, [&](int row, const float (&found)[BACK_UNIT], int there) { add(AT_MIDDLE, layer.out_bias, row, found, there); });
+            x.await(flow + AT_MIDDLE);
+            x.norm(layer.after, run.eps, sums, warp, lane);
+            x.share(xs);
+            product<WIDTH, PAIR_UNIT>(run, stream, xs, 2 * INNER, warp, lane, [&](int row, const float (&found)[PAIR_UNIT], int there) {
+#pragma unroll
+                for (int i = 0; i < PAIR_UNIT; i += 2)
+                    if (lane == i && i < there) {
+                        const float gate = found[i] + (layer.gate_up_bias ? layer.gate_up_bias[row + i] : 0), up = found[i + 1] + (layer.gate_up_bias ? layer.gate_up_bias[row + i + 1] : 0);
+                        const int at = AT_INNER + (row + i) / 2;
+                        publish(flow + at, gate / (1 + exp2f(-LOG2E * gate)) * up), set_back(before + at);
+                    }
+            });
+            take<INNER>(flow + AT_INNER, xs);
+            product<INNER, BACK_UNIT>(run, stream, xs, WIDTH, warp, lane, [&](int row, const float (&found)[BACK_UNIT], int there) { add(AT_END, layer.down_bias, row, found, there); });
+        }
+        u64 best = 0;
+        const bool keeps = run.logits != nullptr && step == run.steps - 1;
+        product<WIDTH, QKV_UNIT>(run, stream, xs, VOCABULARY, warp, lane, [&](int row, const float (&found)[QKV_UNIT], int there) {
+#pragma unroll
+            for (int i = 0; i < QKV_UNIT; i++)
+                if (i < there) {
+                    best = larger_of(best, ranked(found[i], row + i));
+                    if (keeps && lane == i) run.logits[row + i] = found[i];
+                }
+        });
+        if (!lane) bests[warp] = best;
+        __syncthreads();
+        u64* turn = run.best + (step & 3) * gridDim.x;
+        if (!threadIdx.x) {
+            for (int w = 1; w < WARPS; w++) best = larger_of(best, bests[w]);
+            if (!blockIdx.x && *run.stopping) best |= 1;
+            __threadfence();
+            asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(run.best + ((step + 2) & 3) * gridDim.x + blockIdx.x), "l"(0ull) : "memory");
+            // 2: nothing of this block's is a word, and yet it is here.
+            asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(turn + blockIdx.x), "l"(larger_of(best, 2)) : "memory");
+        }
+        u64 all = 0;
+        bool stops = false;
+        for (int b = threadIdx.x; b < gridDim.x; b += THREADS) {
+            u64 one;
+            for (u32 tries = 0;; tries++) {
+                asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(one) : "l"(turn + b) : "memory");
+                if (one) break;
+                if (tries > PATIENCE) __trap();
+            }
+            if (!b) stops = one & 1;
+            all = larger_of(all, one & ~1ull);
+        }
+        __threadfence();
+#pragma unroll
+        for (int o = 16; o; o >>= 1) all = larger_of(all, __shfl_xor_sync(~0u, all, o));
+        __syncthreads();  // everybody has read the warps' bests
+        if (!lane) bests[warp] = all;
+        stops = __syncthreads_or(stops);
+        for (int w = 0; w < WARPS; w++) all = larger_of(all, bests[w]);
+        token = (u32)(all >> 32) == 0xffffffffu ? NO_NUMBER : (int)(0x7fffffffu - (u32)((all & 0xffffffffu) >> 1));
+        bool over = token < 0 || stops || place + 1 >= run.positions;
+        for (int i = 0; i < run.end_count; i++) over |= token == run.ends[i];
+        if (!blockIdx.x && !threadIdx.x) {
+            run.made[step] = token;
+            __threadfence_system();
+            *run.done = step + 1;
+        }
+        if (over) break;
+    }
+    stream.drain();
+}
