@@ -40,17 +40,19 @@ class _Layer(ctypes.Structure):
     )
 
 
-class _Run(ctypes.Structure):
-    _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("layers", "head", "words", "norm", "cos", "sin", "flow", "best", "logits")
-        ),
-        *((name, ctypes.c_void_p) for name in ("ends", "made", "done", "stopping")),
-        ("positions", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("steps", "token", "place", "end_count", "most_splits")),
-        ("eps", ctypes.c_float),
-    )
+def _run_of(layers: int) -> type[ctypes.Structure]:
+    """The kernel's argument, which has all layers in it."""
+    return type("_Run", (ctypes.Structure,), {"_fields_": (*_RUN, ("layers", _Layer * layers))})
+
+
+_RUN = (
+    *((name, ctypes.c_void_p) for name in ("head", "words", "norm", "cos", "sin", "flow", "best", "logits")),
+    *((name, ctypes.c_void_p) for name in ("ends", "made", "done", "stopping")),
+    ("positions", ctypes.c_int64),
+    *((name, ctypes.c_int32) for name in ("steps", "token", "place", "end_count", "most_splits")),
+    ("eps", ctypes.c_float),
+    ("trace", ctypes.c_void_p),
+)
 
 
 def refusal(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
@@ -116,7 +118,8 @@ class CudaKernel:
         if self._kernel.blocks_at_once(THREADS, self.shared) < 1:
             raise UsageError(f"a block of {self.shared:,} bytes does not fit on a multiprocessor of {self.device}")
         self._held: list[Any] = []  # what the structures point to
-        self._layers = self._on_device((_Layer * spec.layers)(*self._each_layer()))
+        self._layers = (_Layer * spec.layers)(*self._each_layer())
+        self._argument = _run_of(spec.layers)
         floats = spec.q_width + 2 * spec.kv_width + spec.q_width + 2 * spec.width + spec.inner
         floats += spec.kv_heads * self.splits * group * part
         floats = -(-floats // 4) * 4  # four are looked at together
@@ -126,7 +129,6 @@ class CudaKernel:
         self._done, self._stopping = (torch.zeros(1, dtype=torch.int32).pin_memory() for _ in range(2))
         cos, sin = tables(spec, self.positions)
         self._fixed = {
-            "layers": self._layers.data_ptr(),
             "head": self._address(decoder.lm_head.weight),
             "words": self._address(decoder.model.embed_tokens.weight),
             "norm": self._floats(decoder.model.norm.weight),
@@ -174,8 +176,9 @@ class CudaKernel:
         self._best.zero_()
         self._done.zero_()
         self._stopping.zero_()
-        run = _Run(
+        run = self._argument(
             **self._fixed,
+            layers=self._layers,
             flow=self._flow.data_ptr(),
             best=self._best.data_ptr(),
             logits=self._logits.data_ptr(),
@@ -249,9 +252,6 @@ class CudaKernel:
 
     def _bias(self, layer: nn.Linear) -> int | None:
         return None if layer.bias is None else self._floats(layer.bias)
-
-    def _on_device(self, structures: ctypes.Array[_Layer]) -> Tensor:
-        return torch.frombuffer(bytearray(structures), dtype=torch.uint8).to(self.device)
 
     def _address(self, tensor: Tensor) -> int:
         whole = tensor.detach().contiguous()

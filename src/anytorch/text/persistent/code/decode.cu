@@ -38,8 +38,12 @@ struct Layer {
     long long window;  // positions that are seen; 0: all
 };
 
+#ifndef TRACE
+#define TRACE 0
+#endif
+constexpr int MARKS = 9;  // of a layer, where it is traced
+
 struct Run {
-    const Layer* layers;
     const char* head;
     const u16* words;
     const float *norm, *cos, *sin;
@@ -52,6 +56,8 @@ struct Run {
     long long positions;
     int steps, token, place, end_count, most_splits;
     float eps;
+    long long* trace;  // [blocks, LAYERS + 1, MARKS] cycles of the last token, if TRACE
+    Layer layers[LAYERS];  // here, in constant memory: a pointer that has left the caches takes a microsecond
 };
 
 // What a layer hands on, as offsets in floats. Parts of attention are [KV_HEADS, most_splits, GROUP, PART]; at most 64 splits.
@@ -253,7 +259,7 @@ template <int K, int UNIT, class Emit> __device__ __forceinline__ void product(c
 #pragma unroll
         for (int from = 0; from < UNIT; from += R) {
             if (from >= there) break;
-#pragma unroll
+#pragma unroll 1
             for (int part = 0; part < PARTS; part++) {
                 stream.wait();
                 const uint4* weights = (const uint4*)(stream.slots + stream.slot * CHUNK);
@@ -275,29 +281,43 @@ template <int K, int UNIT, class Emit> __device__ __forceinline__ void product(c
 
 // ---- vectors ------------------------------------------------------------------------------------------------------------
 
+// Which groups of four of a vector are this thread's, one bit for each.
+template <int K> __device__ __forceinline__ u32 all_of() {
+    u32 own = 0;
+#pragma unroll
+    for (int i = 0; i < (K / 4 + THREADS - 1) / THREADS; i++) if ((i * THREADS + (int)threadIdx.x) * 4 < K) own |= 1u << i;
+    return own;
+}
+// Wait for the last group that is this thread's. To look at all of them while none is there would take bandwidth from weights.
+template <int K> __device__ __forceinline__ void first_of_them(const float* x) {
+    constexpr int LAST = (K / 4 + THREADS - 1) / THREADS - 1;
+    if (LAST < 4 || (LAST * THREADS + (int)threadIdx.x) * 4 >= K) return;
+    for (u32 tries = 0; !is_there(look4(x + (LAST * THREADS + threadIdx.x) * 4)); tries++) if (tries > PATIENCE) __trap();
+}
+
 template <int K> struct Vector {
     static constexpr int COUNT = (K / 4 + THREADS - 1) / THREADS;  // groups of four for each thread
     float v[COUNT][4];
+    float4 weight[COUNT];  // of the norm: read before it is needed, as it has left every cache since the last token
 
     __device__ __forceinline__ bool has(int i) const { return K % (4 * THREADS) == 0 || (i * THREADS + (int)threadIdx.x) * 4 < K; }
-    __device__ __forceinline__ void await(const float* x) {
-        bool missing[COUNT];
+    __device__ __forceinline__ void weigh(const float* weights) {
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) missing[i] = has(i);
-        for (u32 tries = 0;; tries++) {
-            bool all = true;
+        for (int i = 0; i < COUNT; i++) if (has(i)) weight[i] = *(const float4*)(weights + (i * THREADS + threadIdx.x) * 4);
+    }
+    __device__ __forceinline__ void await(const float* x) {
+        first_of_them<K>(x);
+        u32 missing = all_of<K>();
+        for (u32 tries = 0; missing; tries++) {
             uint4 seen[COUNT];
 #pragma unroll
-            for (int i = 0; i < COUNT; i++) if (missing[i]) seen[i] = look4(x + (i * THREADS + threadIdx.x) * 4);
+            for (int i = 0; i < COUNT; i++) if (missing >> i & 1) seen[i] = look4(x + (i * THREADS + threadIdx.x) * 4);
 #pragma unroll
             for (int i = 0; i < COUNT; i++)
-                if (missing[i]) {
-                    if (is_there(seen[i])) {
-                        missing[i] = false;
-                        v[i][0] = __uint_as_float(seen[i].x), v[i][1] = __uint_as_float(seen[i].y), v[i][2] = __uint_as_float(seen[i].z), v[i][3] = __uint_as_float(seen[i].w);
-                    } else all = false;
+                if ((missing >> i & 1) && is_there(seen[i])) {
+                    missing &= ~(1u << i);
+                    v[i][0] = __uint_as_float(seen[i].x), v[i][1] = __uint_as_float(seen[i].y), v[i][2] = __uint_as_float(seen[i].z), v[i][3] = __uint_as_float(seen[i].w);
                 }
-            if (all) break;
             if (tries > PATIENCE) __trap();
         }
     }
@@ -309,7 +329,8 @@ template <int K> struct Vector {
                 v[i][0] = low(four.x), v[i][1] = high(four.x), v[i][2] = low(four.y), v[i][3] = high(four.y);
             }
     }
-    __device__ __forceinline__ void norm(const float* weight, float eps, float* sums, int warp, int lane) {
+    // By the weights that `weigh` has read. Everybody has read what `xs` held before when it returns.
+    __device__ __forceinline__ void norm(float eps, float* sums, int warp, int lane) {
         float own = 0;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) if (has(i)) own += v[i][0] * v[i][0] + v[i][1] * v[i][1] + v[i][2] * v[i][2] + v[i][3] * v[i][3];
@@ -323,13 +344,11 @@ template <int K> struct Vector {
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
             if (has(i)) {
-                const float4 g = *(const float4*)(weight + (i * THREADS + threadIdx.x) * 4);
+                const float4 g = weight[i];
                 v[i][0] *= by * g.x, v[i][1] *= by * g.y, v[i][2] *= by * g.z, v[i][3] *= by * g.w;
             }
     }
-    // Everybody has read what was there before, and may read this afterwards.
     __device__ __forceinline__ void share(unsigned char* xs) const {
-        __syncthreads();
 #pragma unroll
         for (int i = 0; i < COUNT; i++) if (has(i)) *(uint2*)(xs + (i * THREADS + threadIdx.x) * 8) = make_uint2(packed(v[i][0], v[i][1]), packed(v[i][2], v[i][3]));
         __syncthreads();
@@ -339,22 +358,23 @@ template <int K> struct Vector {
 // A vector that others compute, into shared memory as 16-bit floats, part by part as it comes.
 template <int K> __device__ __forceinline__ void take(const float* x, unsigned char* xs) {
     constexpr int COUNT = (K / 4 + THREADS - 1) / THREADS;
-    u32 missing = 0;
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) if ((i * THREADS + (int)threadIdx.x) * 4 < K) missing |= 1u << i;
+    u32 missing = all_of<K>();
+    first_of_them<K>(x);
     __syncthreads();  // everybody has read what was there before
-    for (u32 tries = 0; missing; tries++) {
-        uint4 seen[COUNT];
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) if (missing >> i & 1) seen[i] = look4(x + (i * THREADS + threadIdx.x) * 4);
+    for (int from = 0; from < COUNT; from += 4)  // four at once: more would take registers from the weights
+        for (u32 tries = 0; missing >> from & 15; tries++) {
+            uint4 seen[4];
 #pragma unroll
-        for (int i = 0; i < COUNT; i++)
-            if ((missing >> i & 1) && is_there(seen[i])) {
-                missing &= ~(1u << i);
-                *(uint2*)(xs + (i * THREADS + threadIdx.x) * 8) = make_uint2(packed(__uint_as_float(seen[i].x), __uint_as_float(seen[i].y)), packed(__uint_as_float(seen[i].z), __uint_as_float(seen[i].w)));
-            }
-        if (tries > PATIENCE) __trap();
-    }
+            for (int i = 0; i < 4 && from + i < COUNT; i++) if (missing >> (from + i) & 1) seen[i] = look4(x + ((from + i) * THREADS + threadIdx.x) * 4);
+#pragma unroll
+            for (int i = 0; i < 4 && from + i < COUNT; i++)
+                if ((missing >> (from + i) & 1) && is_there(seen[i])) {
+                    missing &= ~(1u << (from + i));
+                    *(uint2*)(xs + ((from + i) * THREADS + threadIdx.x) * 8) = make_uint2(packed(__uint_as_float(seen[i].x), __uint_as_float(seen[i].y)), packed(__uint_as_float(seen[i].z), __uint_as_float(seen[i].w)));
+                }
+            if (tries > PATIENCE) __trap();
+        }
     __syncthreads();
 }
 
@@ -366,13 +386,10 @@ __device__ __forceinline__ uint4 cached(const u16* at) {
     return v;
 }
 
-// One block: the heads that share keys, to the positions of one split. `scratch`: queries, key and value, then a part for each warp.
-__device__ __forceinline__ void attend(const Run& run, const Layer& layer, float* flow, float* before, int place, float* scratch, int warp, int lane) {
+// One block: the heads that share keys, to the positions of one of `splits`. `scratch`: queries, key and value, then a part for each warp.
+__device__ __noinline__ void attend(const Run& run, const Layer& layer, float* flow, float* before, int place, int begin, int splits, int kv, int split, float* scratch, int warp, int lane) {
     constexpr int LANES = HEAD / 8, TEAMS = WARPS * 32 / LANES, EACH = HEAD / 32, BATCH = 4;
-    const int begin = layer.window > 0 && layer.window <= place ? place + 1 - (int)layer.window : 0, total = place + 1 - begin;
-    const int splits = min(run.most_splits, (total + SPLIT - 1) / SPLIT);
-    const int kv = blockIdx.x / run.most_splits, split = blockIdx.x % run.most_splits;
-    if (kv >= KV_HEADS || split >= splits) return;
+    const int total = place + 1 - begin;
     const int length = (total + splits - 1) / splits, from = begin + split * length, to = min(place + 1, from + length);
     const bool newest = to == place + 1;
     const int old = newest ? place : to;  // positions that are in the cache
@@ -387,23 +404,27 @@ __device__ __forceinline__ void attend(const Run& run, const Layer& layer, float
     }
     for (int one = warp; one < GROUP + (newest ? 2 : 0); one += WARPS) {
         const int row = one < GROUP ? (kv * GROUP + one) * HEAD : one == GROUP ? Q + kv * HEAD : Q + KV + kv * HEAD;
-        float e[EACH];
+        float e[EACH], c[EACH / 2], s[EACH / 2], weight[EACH];
+#pragma unroll
+        for (int j = 0; j < EACH / 2; j++) c[j] = run.cos[(size_t)place * (HEAD / 2) + lane + 32 * j], s[j] = run.sin[(size_t)place * (HEAD / 2) + lane + 32 * j];
+#if QK_NORM
+#pragma unroll
+        for (int j = 0; j < EACH; j++) weight[j] = (one < GROUP ? layer.q_norm : layer.k_norm)[lane + 32 * j];
+#endif
         await<EACH>(flow + AT_QKV + row + lane, 32, e);
         if (one <= GROUP) {
 #if QK_NORM
-            const float* weight = one < GROUP ? layer.q_norm : layer.k_norm;
             float squares = 0;
 #pragma unroll
             for (int j = 0; j < EACH; j++) squares += e[j] * e[j];
             const float by = rsqrtf(over_warp(squares) / HEAD + run.eps);
 #pragma unroll
-            for (int j = 0; j < EACH; j++) e[j] *= by * weight[lane + 32 * j];
+            for (int j = 0; j < EACH; j++) e[j] *= by * weight[j];
 #endif
 #pragma unroll
             for (int j = 0; j < EACH / 2; j++) {
-                const size_t at = (size_t)place * (HEAD / 2) + lane + 32 * j;
-                const float c = run.cos[at], s = run.sin[at], l = e[j], r = e[j + EACH / 2];
-                e[j] = l * c - r * s, e[j + EACH / 2] = r * c + l * s;
+                const float l = e[j], r = e[j + EACH / 2];
+                e[j] = l * c[j] - r * s[j], e[j + EACH / 2] = r * c[j] + l * s[j];
             }
         }
         const float scale = one < GROUP ? LOG2E * rsqrtf((float)HEAD) : 1;
@@ -425,7 +446,8 @@ __device__ __forceinline__ void attend(const Run& run, const Layer& layer, float
 #pragma unroll
         for (int i = 0; i < 8; i++) q[g][i] = scratch[g * HEAD + first + i], mixed[g][i] = 0;
     }
-    auto add = [&](const float (&key)[8], const float (&value)[8], bool counts) {
+    // Scores of several positions first, then one step for all of them: the steps wait for one another.
+    auto dots = [&](const float (&key)[8], float (&scores)[GROUP]) {
 #pragma unroll
         for (int g = 0; g < GROUP; g++) {
             float score = 0;
@@ -433,35 +455,61 @@ __device__ __forceinline__ void attend(const Run& run, const Layer& layer, float
             for (int i = 0; i < 8; i++) score = fmaf(q[g][i], key[i], score);
 #pragma unroll
             for (int o = LANES / 2; o; o >>= 1) score += __shfl_xor_sync(~0u, score, o);
-            if (counts) {
-                const float higher = fmaxf(most[g], score), old_by = exp2f(most[g] - higher), by = exp2f(score - higher);
-                most[g] = higher, sum[g] = sum[g] * old_by + by;
-#pragma unroll
-                for (int i = 0; i < 8; i++) mixed[g][i] = fmaf(mixed[g][i], old_by, by * value[i]);
-            }
+            scores[g] = score;
         }
     };
-    auto add_packed = [&](uint4 a, uint4 b, bool counts) {
-        const u32 *x = &a.x, *y = &b.x;
-        float key[8], value[8];
+    auto raise = [&](int g, float score) {  // from a maximum of LEAST, too, where nothing counts yet
+        const float higher = fmaxf(most[g], score), by = higher == LEAST ? 1 : exp2f(most[g] - higher);
+        most[g] = higher, sum[g] *= by;
 #pragma unroll
-        for (int i = 0; i < 4; i++) key[2 * i] = low(x[i]), key[2 * i + 1] = high(x[i]), value[2 * i] = low(y[i]), value[2 * i + 1] = high(y[i]);
-        add(key, value, counts);
+        for (int i = 0; i < 8; i++) mixed[g][i] *= by;
+    };
+    auto weigh = [&](int g, float score, const float (&value)[8]) {
+        const float by = score == LEAST ? 0 : exp2f(score - most[g]);
+        sum[g] += by;
+#pragma unroll
+        for (int i = 0; i < 8; i++) mixed[g][i] = fmaf(by, value[i], mixed[g][i]);
+    };
+    auto unpacked = [](uint4 a, float (&eight)[8]) {
+        const u32* x = &a.x;
+#pragma unroll
+        for (int i = 0; i < 4; i++) eight[2 * i] = low(x[i]), eight[2 * i + 1] = high(x[i]);
     };
     for (int at = from; at < old; at += BATCH * TEAMS) {  // the same count for all lanes of a warp: they meet in shuffles
+        float scores[BATCH][GROUP];
+        uint4 held[BATCH];
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
             const int p = at + team + b * TEAMS, later = p + BATCH * TEAMS;
-            const uint4 a = k[b], c = v[b];
-            if (later < old) k[b] = cached(keys + (size_t)later * HEAD + first), v[b] = cached(values + (size_t)later * HEAD + first);
-            if (at + b * TEAMS < old) add_packed(a, c, p < old);
+            float key[8];
+            unpacked(k[b], key);
+            if (later < old) k[b] = cached(keys + (size_t)later * HEAD + first);
+            dots(key, scores[b]);
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) if (p >= old) scores[b][g] = LEAST;
+            held[b] = v[b];
+            if (later < old) v[b] = cached(values + (size_t)later * HEAD + first);
+        }
+#pragma unroll
+        for (int g = 0; g < GROUP; g++) raise(g, fmaxf(fmaxf(scores[0][g], scores[1][g]), fmaxf(scores[2][g], scores[3][g])));
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            if (at + team + b * TEAMS >= old) break;  // nothing was read there
+            float value[8];
+            unpacked(held[b], value);
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) weigh(g, scores[b][g], value);
         }
     }
     if (newest && warp == WARPS - 1) {
-        float key[8], value[8];
+        float key[8], value[8], scores[GROUP];
 #pragma unroll
         for (int i = 0; i < 8; i++) key[i] = scratch[GROUP * HEAD + first + i], value[i] = scratch[(GROUP + 1) * HEAD + first + i];
-        add(key, value, lane < LANES);
+        dots(key, scores);
+        if (lane < LANES) {
+#pragma unroll
+            for (int g = 0; g < GROUP; g++) raise(g, scores[g]), weigh(g, scores[g], value);
+        }
     }
     float* parts = scratch + (GROUP + 2) * HEAD;  // [WARPS, GROUP, PART]
 #pragma unroll
@@ -537,7 +585,7 @@ __device__ __forceinline__ u64 ranked(float logit, int row) {
 }
 __device__ __forceinline__ u64 larger_of(u64 a, u64 b) { return a > b ? a : b; }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const Run run) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Run run) {
     extern __shared__ __align__(128) unsigned char raw[];
     constexpr int XS = larger(2 * larger(larger(WIDTH, Q), INNER), 4 * ((GROUP + 2) * HEAD + WARPS * GROUP * PART));
     unsigned char* slots = raw;
@@ -560,6 +608,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const Run run) {
     const int first_row = first_of(units_of(WIDTH, BACK_UNIT), blockIdx.x) * BACK_UNIT, last_row = min(WIDTH, first_of(units_of(WIDTH, BACK_UNIT), blockIdx.x + 1) * BACK_UNIT);
     const size_t layer_flow = (AT_PARTS + (size_t)KV_HEADS * run.most_splits * GROUP * PART + 3) / 4 * 4;  // four are looked at together
     int token = run.token, place = run.place;
+    auto mark = [&](int step, int number, int what) {
+#if TRACE
+        if (!threadIdx.x && step == run.steps - 1) run.trace[((size_t)blockIdx.x * (LAYERS + 1) + number) * MARKS + what] = clock64();
+#endif
+    };
     for (int step = 0; step < run.steps; step++, place++) {
         float* flows = run.flow + (step & 1) * LAYERS * layer_flow;
         float* befores = run.flow + (~step & 1) * LAYERS * layer_flow;
@@ -569,9 +622,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const Run run) {
             Vector<WIDTH> x;
             const Layer& layer = run.layers[min(number, LAYERS - 1)];
             float *flow = flows + number * layer_flow, *before = befores + number * layer_flow;
+            x.weigh(number < LAYERS ? layer.norm : run.norm);
             if (number) x.await(flow - layer_flow + AT_END); else x.read(word);
-            x.norm(number < LAYERS ? layer.norm : run.norm, run.eps, sums, warp, lane);
+            x.norm(run.eps, sums, warp, lane);
             x.share(xs);
+            mark(step, number, 0);
             if (number == LAYERS) break;
             product<WIDTH, QKV_UNIT>(run, stream, xs, QKV, warp, lane, [&](int row, const float (&found)[QKV_UNIT], int there) {
 #pragma unroll
@@ -579,8 +634,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const Run run) {
                     if (lane == i && i < there) publish(flow + AT_QKV + row + i, found[i] + (layer.qkv_bias ? layer.qkv_bias[row + i] : 0)), set_back(before + AT_QKV + row + i);
             });
             __syncthreads();  // attention overwrites the vector
-            attend(run, layer, flow, before, place, (float*)xs, warp, lane);
+            mark(step, number, 1);
+            {
+                const int begin = layer.window > 0 && layer.window <= place ? place + 1 - (int)layer.window : 0;
+                const int splits = min(run.most_splits, (place - begin) / SPLIT + 1), kv = blockIdx.x / run.most_splits, split = blockIdx.x % run.most_splits;
+                if (kv < KV_HEADS && split < splits) attend(run, layer, flow, before, place, begin, splits, kv, split, (float*)xs, warp, lane);
+            }
+            mark(step, number, 2);
             take<Q>(flow + AT_MIXED, xs);
+            mark(step, number, 3);
             auto add = [&](int at, const float* bias, int row, const float (&found)[BACK_UNIT], int there) {
 #pragma unroll
                 for (int i = 0; i < BACK_UNIT; i++)
@@ -591,9 +653,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const Run run) {
                     }
             };
             product<Q, BACK_UNIT>(run, stream, xs, WIDTH, warp, lane, [&](int row, const float (&found)[BACK_UNIT], int there) { add(AT_MIDDLE, layer.out_bias, row, found, there); });
+            mark(step, number, 4);
+            x.weigh(layer.after);
             x.await(flow + AT_MIDDLE);
-            x.norm(layer.after, run.eps, sums, warp, lane);
+            x.norm(run.eps, sums, warp, lane);
             x.share(xs);
+            mark(step, number, 5);
             product<WIDTH, PAIR_UNIT>(run, stream, xs, 2 * INNER, warp, lane, [&](int row, const float (&found)[PAIR_UNIT], int there) {
 #pragma unroll
                 for (int i = 0; i < PAIR_UNIT; i += 2)
@@ -603,8 +668,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const Run run) {
                         publish(flow + at, gate / (1 + exp2f(-LOG2E * gate)) * up), set_back(before + at);
                     }
             });
+            mark(step, number, 6);
             take<INNER>(flow + AT_INNER, xs);
+            mark(step, number, 7);
             product<INNER, BACK_UNIT>(run, stream, xs, WIDTH, warp, lane, [&](int row, const float (&found)[BACK_UNIT], int there) { add(AT_END, layer.down_bias, row, found, there); });
+            mark(step, number, 8);
         }
         u64 best = 0;
         const bool keeps = run.logits != nullptr && step == run.steps - 1;
@@ -616,6 +684,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const Run run) {
                     if (keeps && lane == i) run.logits[row + i] = found[i];
                 }
         });
+        mark(step, LAYERS, 1);
         if (!lane) bests[warp] = best;
         __syncthreads();
         u64* turn = run.best + (step & 3) * gridDim.x;
