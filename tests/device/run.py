@@ -37,6 +37,7 @@ GROUPS: dict[str, list[str]] = {
     "triton: forecasts": ["tests/device/test_triton.py", "-k", "of_a_forecast"],
     "kernel graphs": ["tests/device/test_graph.py"],
     "recorded graphs": ["tests/device/test_recorded.py"],
+    "decoding in one launch": ["tests/device/test_persistent.py"],
     "tiers": ["tests/device/test_tiers.py"],
     "forecast steps": ["tests/device/test_forecast.py", "-k", "of_the_cpu and not kernels"],
     "forecast kernels": ["tests/device/test_forecast.py", "-k", "kernel"],

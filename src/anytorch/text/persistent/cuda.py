@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ class CudaKernel:
         """The most likely tokens after a prompt: at most `tokens`, and up to the first of `ends`, which is left out."""
         return list(self.stream(ids, tokens, ends))
 
-    def stream(self, ids: Sequence[int], tokens: int, ends: Collection[int] = ()) -> Iterator[int]:
+    def stream(self, ids: Sequence[int], tokens: int, ends: Collection[int] = ()) -> Generator[int, None, None]:
         """The same, each token as soon as the host sees it. Raises ArithmeticError where the model computes no numbers."""
         if tokens < 1:
             return
@@ -165,7 +165,7 @@ class CudaKernel:
         yield first
         yield from self.follow(first, tokens - 1, ends)
 
-    def follow(self, token: int, tokens: int, ends: Collection[int] = ()) -> Iterator[int]:
+    def follow(self, token: int, tokens: int, ends: Collection[int] = ()) -> Generator[int, None, None]:
         """The most likely tokens after `token`, which follows what has been read."""
         steps = min(tokens, self.positions - self.length)
         if steps < 1:
