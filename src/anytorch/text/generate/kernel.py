@@ -146,12 +146,12 @@ class KernelRows:
 
     def _admitted(self, request: TextRequest) -> bool:
         """Give a request a row; False if it has to wait until others leave. Raises OutOfMemory if that would not help."""
+        positions = min(request.prompt_length + request.max_tokens, self._most_positions)
+        if self._nbytes(1, positions) > self._room:
+            raise self._too_long(request, positions)
         if self._first_in_line not in (None, request):
             return False
-        positions = min(request.prompt_length + request.max_tokens, self._most_positions)
         if not self._made_room(len(self._taken) + 1, positions):
-            if not self._taken:
-                raise self._too_long(request, positions)
             self._first_in_line = request
             return False
         self._first_in_line = None
