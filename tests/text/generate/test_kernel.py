@@ -152,7 +152,8 @@ def test_who_does_not_fit_beside_others_waits_and_keeps_its_turn(opened: Opened)
     rows.leave(first)
     assert read(rows, large)
     assert not read(rows, small)
-    rows.leave(small)  # its reader has gone
+    rows.leave(small)  # the first in line has gone
+    assert read(rows, asked(1, 2)) is False and rows._first_in_line is not None, "the next one is first now"
     step(rows, large)
     assert large.tokens == alone(opened, large)
 
@@ -268,3 +269,17 @@ def test_a_generator_without_a_compiler_says_so(models: dict[str, Path], monkeyp
     without_compiler(monkeypatch)
     with TextGenerator(models["llama"], device="cpu") as generator:
         assert "not recorded" in generator.explain() and "there is no C++ compiler" in generator.explain()
+
+
+def test_it_takes_no_more_workers_than_torch_has(models: dict[str, Path]) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with TextGenerator(models["llama"], device="cpu") as generator:
+            assert "with 1 worker" in generator.explain()
+            generator.complete("The", max_tokens=3)
+            rows = generator._scheduler._way
+            assert isinstance(rows, KernelRows) and isinstance(rows._kernel, HostKernel)
+            assert rows._kernel.threads == 1
+    finally:
+        torch.set_num_threads(before)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from anytorch import logs
+from anytorch.counts import counted
 from anytorch.errors import ModelError, NativeUnavailable, OutOfMemory
 from anytorch.memory.sizes import round_up, words
 from anytorch.text.checkpoints.locate import first_line
@@ -22,6 +23,7 @@ from anytorch.text.decoders.model import Decoder
 from anytorch.text.decoders.rows import Rows
 from anytorch.text.decoders.steps import RecordedSteps
 from anytorch.text.generate.requests import Computed, TextRequest
+from anytorch.text.packed.encoder import available_cores
 from anytorch.text.persistent.host import HostKernel
 
 log = logs.logger(__name__)
@@ -50,18 +52,21 @@ def open_kernel(folder: Path, device: torch.device, dtype: str) -> Opened:
     decoder = load_decoder(folder, device, dtype)
     why = ""
     if device.type == "cpu":
+        threads = max(1, min(available_cores(), torch.get_num_threads()))  # as many as whoever set torch's allows
         try:
-            probe = HostKernel(decoder, 1, 1)
+            HostKernel(decoder, 1, 1, threads)
         except NativeUnavailable as exc:
             why = f" ({exc.message})"
         else:
-            says = f"our C++ computes every token of all requests in one call, with {probe.threads} workers"
+            says = f"our C++ computes a token of all requests in one call, with {counted(threads, 'worker')}"
             return Opened(
-                decoder, lambda rows, positions: HostKernel(decoder, rows, positions), HostKernel.__name__, says
+                decoder,
+                lambda rows, positions: HostKernel(decoder, rows, positions, threads),
+                HostKernel.__name__,
+                says,
             )
-    steps = RecordedSteps(decoder, 1, 4)
     try:
-        _try_out(steps)
+        steps = _tried_out(decoder)
     except Exception as exc:
         raise ModelError(f"our decoder does not run on {device}: {first_line(exc)}") from exc
     says = "one recorded step computes a token of all requests"
@@ -72,13 +77,15 @@ def open_kernel(folder: Path, device: torch.device, dtype: str) -> Opened:
     )
 
 
-def _try_out(steps: RecordedSteps) -> None:
-    """A prompt and two tokens: the second one of a shape is recorded where the device can."""
+def _tried_out(decoder: Decoder) -> RecordedSteps:
+    """Steps that have computed a prompt and two tokens: the second one of a shape is recorded where the device can."""
+    steps = RecordedSteps(decoder, 1, 4)
     steps.read(0, [0])
     for _ in range(2):
         steps.follow(0, 0)
         logits = steps.step()
     logits.argmax(-1).tolist()  # waits for the device
+    return steps
 
 
 class KernelRows:
