@@ -103,18 +103,18 @@ def test_texts_end_at_an_end_at_the_limit_and_when_a_row_is_full() -> None:
 def test_work_is_recorded_at_the_second_step_of_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device that records; a fake one here."""
     decoder = _decoder()
-    steps = RecordedSteps(decoder, positions=128)
-    asked: list[int] = []
+    steps = RecordedSteps(decoder, rows=5, positions=128)
+    asked: list[tuple[int, int]] = []
 
-    def run(places: int, work: Any) -> torch.Tensor:
-        asked.append(places)
+    def run(shape: tuple[int, int], work: Any) -> torch.Tensor:
+        asked.append(shape)
         first = work()
         torch.testing.assert_close(work(), first)  # as warming up and replaying do: it may be run again
         return first
 
     monkeypatch.setattr(steps._recorder, "run", run)
     assert steps.generate([[1, 2]], 80) == [_greedy(decoder, [1, 2], 80)]
-    assert sorted(set(asked)) == [64, 128]
+    assert sorted(set(asked)) == [(1, 64), (1, 128)]
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -130,3 +130,17 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(InputError, match="row 0 is full"):
         steps.follow(0, 3)
     assert "Graph" in steps.recorded or steps.recorded == ""
+
+
+def test_only_rows_up_to_the_last_text_are_computed() -> None:
+    steps = RecordedSteps(_decoder(), rows=5, positions=64)
+    shapes = []
+    for row in range(5):
+        steps.read(row, [1, 2])
+        steps.follow(row, 3)
+        shapes.append(steps.step().shape[0])
+    assert shapes == [1, 2, 4, 4, 5]
+    for row in (4, 3, 2):
+        steps.cut(row)
+    steps.follow(0, 4)
+    assert steps.step().shape[0] == 2

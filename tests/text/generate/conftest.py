@@ -92,9 +92,24 @@ def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "bandwidth_of", lambda device: bandwidth.Bandwidth(10.0, "measured"))
 
 
-@pytest.fixture
-def llama(models: dict[str, Path]) -> Iterator[Any]:
+@pytest.fixture(params=["HostKernel", "RecordedSteps", "transformers"])
+def llama(models: dict[str, Path], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A generator for every way to compute tokens: what it does must not depend on it."""
     from anytorch.text.generate.generator import TextGenerator
 
-    with TextGenerator(models["llama"], device="cpu") as generator:
+    if request.param == "RecordedSteps":
+        without_compiler(monkeypatch)
+    kernel = "off" if request.param == "transformers" else "auto"
+    with TextGenerator(models["llama"], device="cpu", kernel=kernel) as generator:
+        assert generator.describe()["decoding"] == request.param
         yield generator
+
+
+def without_compiler(patch: pytest.MonkeyPatch) -> None:
+    from anytorch.errors import CompilerMissing
+    from anytorch.text.generate import kernel
+
+    def missing(*_: Any) -> Any:
+        raise CompilerMissing("there is no C++ compiler")
+
+    patch.setattr(kernel.HostKernel, "__init__", missing)

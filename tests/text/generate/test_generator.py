@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.waiting import until  # noqa: E402
 from anytorch.errors import InputError, NoThread, QueueFull, UsageError  # noqa: E402
 from anytorch.text.generate import scheduler  # noqa: E402
 from anytorch.text.generate.generator import TextGenerator  # noqa: E402
+from anytorch.text.generate.requests import Computed, TextRequest  # noqa: E402
 
 PROMPTS = [
     "The quick brown fox",
@@ -38,16 +40,41 @@ def expected(folder: Path, prompt: str, count: int, **options: Any) -> list[int]
     return tokens[:-1] if tokens[-1] == 1 else tokens
 
 
+def watched(
+    generator: TextGenerator,
+    patch: pytest.MonkeyPatch,
+    before: Callable[[], None] = lambda: None,
+    after: Callable[[list[TextRequest], int], None] = lambda requests, count: None,
+) -> None:
+    """Call `before` every computation, and `after` it with its requests and how many tokens of each it has computed."""
+    way = generator._scheduler._way
+    read, step = way.read, way.step
+
+    def reads(request: TextRequest, portion: int) -> Computed:
+        before()
+        computed = read(request, portion)
+        after([request], computed[0])
+        return computed
+
+    def steps(requests: list[TextRequest]) -> Computed:
+        before()
+        computed = step(requests)
+        after(requests, computed[0])
+        return computed
+
+    patch.setattr(way, "read", reads)
+    patch.setattr(way, "step", steps)
+
+
 def held_from_step(generator: TextGenerator, patch: pytest.MonkeyPatch, number: int) -> threading.Event:
     """An event that the generator waits for before its step `number`, counted from now: nothing ends by itself before."""
-    forward, steps, go_on = generator._scheduler._forward, [0], threading.Event()
+    steps, go_on = [0], threading.Event()
 
-    def held(*given: Any) -> Any:
+    def held() -> None:
         steps[0] += 1
         assert steps[0] < number or go_on.wait(120)
-        return forward(*given)
 
-    patch.setattr(generator._scheduler, "_forward", held)
+    watched(generator, patch, held)
     return go_on
 
 
@@ -56,9 +83,10 @@ def tokens_of(stream: Any) -> list[int]:
     return list(stream._request.tokens[stream.prompt_tokens :])
 
 
+@pytest.mark.parametrize("kernel", ["auto", "off"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "mistral"])
-def test_greedy_is_what_transformers_generates(models: dict[str, Path], family: str) -> None:
-    with TextGenerator(models[family], device="cpu") as generator:
+def test_greedy_is_what_transformers_generates(models: dict[str, Path], family: str, kernel: str) -> None:
+    with TextGenerator(models[family], device="cpu", kernel=kernel) as generator:
         for prompt in PROMPTS:
             found = tokens_of(generator.stream(prompt, max_tokens=40, temperature=0))
             assert found == expected(models[family], prompt, 40)
@@ -78,11 +106,12 @@ def test_the_repetition_penalty_is_that_of_transformers(models: dict[str, Path],
     assert found != expected(models["llama"], PROMPTS[0], 40)
 
 
+@pytest.mark.parametrize("kernel", ["auto", "off"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
 def test_requests_that_are_computed_together_get_what_they_would_get_alone(
-    models: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
+    models: dict[str, Path], family: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with TextGenerator(models[family], device="cpu") as generator:
+    with TextGenerator(models[family], device="cpu", kernel=kernel) as generator:
         alone = [generator.complete(prompt, max_tokens=30, temperature=0).text for prompt in PROMPTS]
         before = generator.stats
         go_on = held_from_step(generator, monkeypatch, 1)
@@ -92,7 +121,7 @@ def test_requests_that_are_computed_together_get_what_they_would_get_alone(
         after = generator.stats
     assert together == alone
     made, steps = after.tokens - before.tokens, after.steps - before.steps
-    if family == "mistral":  # a sliding window: in turns
+    if family == "mistral" and kernel == "off":  # a sliding window: in turns
         assert steps == made
     else:
         assert steps < made / 2
@@ -127,13 +156,8 @@ def test_a_prompt_longer_than_a_portion_is_read_in_several(models: dict[str, Pat
 
 def test_a_long_prompt_does_not_hold_up_a_short_one(llama: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
     long, short = llama.tokenize("quick brown fox " * 60)[:600], llama.tokenize(PROMPTS[0])
-    real, sizes = llama._scheduler._forward, []
-
-    def noted(ids: Any, *given: Any) -> Any:
-        sizes.append(tuple(ids.shape))
-        return real(ids, *given)
-
-    monkeypatch.setattr(llama._scheduler, "_forward", noted)
+    sizes: list[tuple[int, int]] = []
+    watched(llama, monkeypatch, after=lambda requests, count: sizes.append((len(requests), count)))
     with llama._scheduler._changed:  # the worker sees both at once
         streams = [llama.stream(prompt, max_tokens=3, temperature=0) for prompt in (long, short)]
     for stream in streams:
@@ -272,16 +296,13 @@ def test_too_many_waiting_requests_are_refused(models: dict[str, Path], monkeypa
 
 def test_a_failure_is_the_answer_of_its_request_alone(llama: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = llama.complete("The quick", max_tokens=12, temperature=0).text
-    forward = llama._scheduler._forward
-    bad = llama.tokenize("x")[-1]
+    bad = llama.tokenize("x")
 
-    def broken(ids: Any, cache: Any, positions: Any, mask: Any) -> Any:
-        logits = forward(ids, cache, positions, mask)
-        if ids.shape[0] > 1 or int(ids[0, 0]) == bad:  # after the cache was written to, as in life
+    def broken(requests: list[TextRequest], count: int) -> None:
+        if len(requests) > 1 or requests[0].tokens[: len(bad)] == bad:  # after the cache was written to, as in life
             raise RuntimeError("the device said no")
-        return logits
 
-    monkeypatch.setattr(llama._scheduler, "_forward", broken)
+    watched(llama, monkeypatch, after=broken)
     streams = [llama.stream(prompt, max_tokens=12, temperature=0) for prompt in ("The quick", "x", "The quick")]
     assert streams[0].completion().text == alone
     with pytest.raises(RuntimeError, match="said no"):
@@ -294,14 +315,13 @@ def held_together(
     generator: TextGenerator, patch: pytest.MonkeyPatch, **options: Any
 ) -> tuple[list[Any], list[int], threading.Event]:
     """Streams of three prompts that begin when the event is set, and the sizes of the batches that are computed."""
-    forward, sizes, all_there = generator._scheduler._forward, [], threading.Event()
+    sizes: list[int] = []
+    all_there = threading.Event()
 
-    def held(ids: Any, cache: Any, positions: Any, mask: Any) -> Any:
+    def held() -> None:
         assert all_there.wait(120)
-        sizes.append(ids.shape[0])
-        return forward(ids, cache, positions, mask)
 
-    patch.setattr(generator._scheduler, "_forward", held)
+    watched(generator, patch, held, lambda requests, count: sizes.append(len(requests)))
     streams = [generator.stream(prompt, max_tokens=12, temperature=0, **options) for prompt in PROMPTS[:3]]
     return streams, sizes, all_there
 

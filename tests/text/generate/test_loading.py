@@ -92,7 +92,7 @@ def test_a_device_that_is_not_here_falls_back_and_is_told(models: dict[str, Path
 
 
 def test_options_are_checked(models: dict[str, Path]) -> None:
-    for options in ({"dtype": "float8"}, {"quantization": "int5"}, {"at_once": 0}):
+    for options in ({"dtype": "float8"}, {"quantization": "int5"}, {"at_once": 0}, {"kernel": "on"}):
         with pytest.raises(UsageError):
             TextGenerator(models["llama"], device="cpu", **options)  # type: ignore[arg-type]
 
@@ -154,7 +154,7 @@ def test_what_transformers_imports_says_nothing_aside(
         return real(*given)
 
     monkeypatch.setattr(loading, "from_folder", speaking)
-    TextGenerator(models["llama"], device="cpu").close()
+    TextGenerator(models["llama"], device="cpu", kernel="off").close()
     assert [record.getMessage() for record in caplog.records if record.name == "torchao"] == ["this is news"]
 
 
@@ -166,7 +166,7 @@ def tensor_memory() -> dict[int, int]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"device_budget": "110KB"}, {"device_budget": "110KB", "quantization": "int8"}]
+    "options", [{}, {"kernel": "off"}, {"device_budget": "110KB"}, {"device_budget": "110KB", "quantization": "int8"}]
 )
 def test_closing_gives_the_memory_back_at_once(models: dict[str, Path], options: dict[str, Any]) -> None:
     gc.collect()
@@ -174,7 +174,7 @@ def test_closing_gives_the_memory_back_at_once(models: dict[str, Path], options:
     try:
         before = tensor_memory()
         generator = TextGenerator(models["llama"], device="cpu", **options)
-        assert generator._loaded.in_tiers == bool(options)
+        assert generator._loaded.in_tiers == ("device_budget" in options)
         generator.complete(TEXT, max_tokens=3, temperature=0)
         assert sum(nbytes for place, nbytes in tensor_memory().items() if place not in before) > 50_000
         model = weakref.ref(generator.model)

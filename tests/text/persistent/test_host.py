@@ -145,7 +145,10 @@ def test_another_thread_can_stop_it_and_none_can_use_it_meanwhile() -> None:
     (made,) = kernel.generate([[5]], 690)
     watcher.join()
     assert made == _greedy(decoder, [5], 690)[: len(made)]
-    assert len(made) == 690 or refused, "it may be done before the watcher looks"
+    if len(made) == 690:  # it was done before the watcher looked
+        kernel.generate([[5]], 1)  # takes a stop that came too late
+    else:
+        assert refused
     assert kernel.generate([[5]], 3) == [made[:3]], "it can be used again"
 
 

@@ -36,11 +36,11 @@ class KeyValues:
     def positions(self) -> int:
         return int(self.keys.shape[3])
 
-    def of_row(self, row: int) -> KeyValues:
-        """The same memory, of one row and empty."""
+    def of_row(self, row: int, length: int = 0) -> KeyValues:
+        """The same memory, of one row that has so many tokens."""
         own = KeyValues.__new__(KeyValues)
         own.keys, own.values = self.keys[:, row : row + 1], self.values[:, row : row + 1]
-        own.length = 0
+        own.length = length
         return own
 
     def add(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,8 +168,15 @@ class Decoder(nn.Module):
         weight = self.lm_head.weight
         return KeyValues(self.spec, rows, positions or self.spec.max_positions, weight.dtype, weight.device)
 
-    def forward(self, ids: Tensor | Sequence[Sequence[int]], kept: KeyValues | None = None) -> Tensor:
-        """Logits of every given token. With `kept` the tokens follow those in it, and their keys and values stay there.
+    def get_output_embeddings(self) -> nn.Linear:
+        """The head, by the name that language models of transformers have it under."""
+        return self.lm_head
+
+    def forward(
+        self, ids: Tensor | Sequence[Sequence[int]], kept: KeyValues | None = None, *, last: bool = False
+    ) -> Tensor:
+        """Logits of every given token, or of the `last` one alone, [rows, n or 1, vocabulary]. With `kept` the tokens follow
+        those in it, and their keys and values stay there.
 
         Raises InputError for tokens that are none, and for more than there is room for.
         """
@@ -188,14 +195,14 @@ class Decoder(nn.Module):
             x = layer(x, cos, sin, number, kept)
         if kept is not None:
             kept.length = end
-        made: Tensor = self.lm_head(self.model.norm(x))
+        made: Tensor = self.lm_head(self.model.norm(x[:, -1:] if last else x))
         return made
 
     def read(self, ids: Sequence[int], kept: KeyValues) -> Tensor:
         """Logits of a prompt's last token, [vocabulary]; its keys and values stay in `kept`. A portion at a time: the scores
         of all tokens for all tokens would take memory that grows with the square of the prompt."""
         portions = [list(ids[begin : begin + PORTION]) for begin in range(0, len(ids), PORTION)]
-        made: list[Tensor] = [self([portion], kept)[0, -1] for portion in portions]
+        made: list[Tensor] = [self([portion], kept, last=True)[0, -1] for portion in portions]
         return made[-1]
 
     def _angles(self, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:

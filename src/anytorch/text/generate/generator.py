@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,13 +16,15 @@ from anytorch.counts import counted
 from anytorch.devices.choose import resolve
 from anytorch.devices.locate import require
 from anytorch.devices.precision import capabilities
-from anytorch.errors import InputError, ModelError, UsageError
+from anytorch.errors import InputError, UsageError
 from anytorch.memory.levels import Size
 from anytorch.memory.sizes import words
 from anytorch.text.generate.bandwidth import bandwidth_of, weight_nbytes_per_token
+from anytorch.text.generate.batched import Batched
+from anytorch.text.generate.kernel import KernelRows
 from anytorch.text.generate.loading import cache_nbytes, find_folder, load
 from anytorch.text.generate.prompts import chat_ids, check_messages, check_stop, is_chat, prompt_ids
-from anytorch.text.generate.requests import TextRequest
+from anytorch.text.generate.requests import TextRequest, Way
 from anytorch.text.generate.sampling import Sampling, defaults_of
 from anytorch.text.generate.scheduler import GenerationStats, Scheduler
 from anytorch.text.generate.stream import Completion, Stream
@@ -39,6 +40,10 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
     Hub ("owner/name"). Pickled weights and code in the folder are refused. `device`: "auto", "cpu", "cuda:1", …; one that
     cannot be used falls back to the CPU with a DeviceFallbackWarning. `dtype`: "auto" (the stored one where the device is
     fast at it), "float32", "float16", "bfloat16". `quantization`: None, "int8", "int4", "int2", "fp4".
+
+    `kernel`: "auto" computes the tokens of Llama, Mistral, Qwen2 and Qwen3 in floats by our own decoders (on the CPU one
+    call of C++ for each token of all requests, elsewhere recorded steps), and everything else by transformers, op by op;
+    "off" computes all of it by transformers. `explain()` says which it is, and why.
 
     `device_budget` ("8GiB"): use no more of the device; left out: what is free. A model that needs more runs in tiers:
     what does not fit rests in host memory or in its files and is brought up for every token (`anytorch.memory`).
@@ -61,6 +66,7 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
         *,
         at_once: int = 16,
         waiting: int = 256,
+        kernel: str = "auto",
     ) -> None:
         if at_once < 1 or waiting < 1:
             raise UsageError(f"at_once={at_once!r}, waiting={waiting!r}: use whole numbers above 0")
@@ -78,29 +84,31 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
             dtype=dtype,
             quantization=quantization,
             device_budget=device_budget,
+            kernel=kernel,
         )
         self.model: Any = self._loaded.model
         self.tokenizer: Any = self._loaded.tokenizer
         self.dtype, self.quantization = self._loaded.dtype, quantization
-        self._parameters = check_forward(self.model, self.folder)
-        self._vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
+        opened, loaded = self._loaded.kernel, self._loaded
+        self._vocabulary = (
+            opened.decoder.spec.vocabulary
+            if opened is not None
+            else int(self.model.get_input_embeddings().weight.shape[0])
+        )
         self._tokenizer_lock = threading.Lock()  # its settings change while it encodes
-        self.defaults: Sampling = defaults_of(self.model.generation_config)
-        self._ends = end_tokens(self.model.generation_config, self.tokenizer)
-        self.max_length: int | None = context_of(self.model.config)
+        self.defaults: Sampling = defaults_of(loaded.generation_config)
+        self._ends = end_tokens(loaded.generation_config, self.tokenizer)
+        self.max_length: int | None = context_of(loaded.config) if opened is None else opened.decoder.spec.max_positions
         self.weight_nbytes_per_token = weight_nbytes_per_token(self.model)
         self.bandwidth = bandwidth_of(self._torch_device)
-        # Tensors that the mover makes are used again by others: they must not be marked as inference's own.
-        guard: Any = torch.no_grad if self._loaded.in_tiers else torch.inference_mode
-        self._scheduler = Scheduler(
-            self._forward,
-            self.model.config,
-            self._torch_device,
-            shares="position_ids" in self._parameters and "attention_mask" in self._parameters,
-            most_at_once=at_once,
-            most_waiting=waiting,
-            guard=guard,
+        way: Way = (
+            Batched(self.model, self.folder, self._torch_device)
+            if opened is None
+            else KernelRows(opened, loaded.cache_room)
         )
+        # A mover's tensors, and a kernel's, are used again by others: they must not be marked as inference's own.
+        guard: Any = torch.no_grad if loaded.in_tiers or opened is not None else torch.inference_mode
+        self._scheduler = Scheduler(way, most_at_once=at_once, most_waiting=waiting, guard=guard)
 
     # --- text ------------------------------------------------------------------------------------------------------
 
@@ -205,7 +213,8 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
 
     def describe(self) -> dict[str, Any]:
         """The facts of `explain` as plain data. Raises UsageError after `close`."""
-        config, stats = self._open_model().config, self.stats
+        self._open_model()
+        config, stats, kernel = self._loaded.config, self.stats, self._loaded.kernel
         item_nbytes = getattr(torch, self.dtype).itemsize
         return {
             "model": str(self.folder),
@@ -218,6 +227,8 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
             "device_why": self._device_why,
             "dtype": self.dtype,
             "quantization": self.quantization,
+            "decoding": "transformers" if kernel is None else kernel.kind,
+            "decoding_why": f"op by op: {self._loaded.why_none}" if kernel is None else kernel.says,
             "placed": self._loaded.placed,
             "notes": list(self._loaded.notes),
             "weight_nbytes_per_token": self.weight_nbytes_per_token,
@@ -253,35 +264,10 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    def _forward(
-        self, ids: torch.Tensor, cache: Any, positions: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Logits of the last token of each request, [requests, vocabulary]."""
-        options: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
-        if "position_ids" in self._parameters:
-            options["position_ids"] = positions
-        if mask is not None:
-            options["attention_mask"] = mask
-        if "logits_to_keep" in self._parameters:
-            options["logits_to_keep"] = 1  # the others are a vocabulary's width of work each, for nothing
-        logits: torch.Tensor = self.model(input_ids=ids, **options).logits
-        return logits[:, -1]
-
     def _open_model(self) -> Any:
         if self.model is None:
             raise UsageError("the text generator is closed", hint="ask for its facts before close()")
         return self.model
-
-
-def check_forward(model: Any, folder: Path) -> frozenset[str]:
-    """The argument names of the model's forward. Raises ModelError for a model without keys and values."""
-    names = frozenset(inspect.signature(model.forward).parameters)
-    if "past_key_values" not in names:
-        raise ModelError(
-            f"{folder}: {type(model).__name__} keeps no keys and values, which this generator needs",
-            hint="use transformers' own model.generate for it",
-        )
-    return names
 
 
 def end_tokens(generation_config: Any, tokenizer: Any) -> dict[str, frozenset[int]]:
@@ -310,6 +296,7 @@ def explained(facts: dict[str, Any]) -> str:
         + ("answers chat messages" if facts["chat"] else "continues a text; it has no chat template"),
         f"computes on {facts['device']} ({facts['device_why']}) in {facts['dtype']}"
         + (f", weights in {facts['quantization']}" if facts["quantization"] else ""),
+        f"tokens by {facts['decoding']}: {facts['decoding_why']}",
         f"weights: {facts['placed']}",
         *(f"  {line}" for note in facts["notes"] for line in note.splitlines()),
         f"every token reads {words(facts['weight_nbytes_per_token'])} of weights; "

@@ -25,6 +25,8 @@ from anytorch.quant.model import quantize
 from anytorch.safetensors_files import check_layers
 from anytorch.text.checkpoints.checkpoint import Checkpoint
 from anytorch.text.checkpoints.locate import HUB_NAME, first_line, hub_model, local_model
+from anytorch.text.decoders.spec import FAMILIES
+from anytorch.text.generate.kernel import CHOICES, Opened, open_kernel
 
 log = logs.logger(__name__)
 
@@ -37,6 +39,7 @@ SIZES = (
     "num_attention_heads", "n_head", "hidden_size", "n_embd", "head_dim", "max_position_embeddings", "n_positions",
     "num_key_value_heads",
 )  # fmt: skip
+CACHE_SHARE = 0.5  # of the memory that is free beside the weights: the most that a kernel's keys and values take
 CONTEXT_KEPT = 4096  # tokens whose keys and values are counted when the question is whether a model fits
 
 
@@ -48,7 +51,12 @@ class Loaded:
     tokenizer: Any
     dtype: str
     placed: str  # "on the device", "in tiers"
+    config: Any
+    generation_config: Any
     notes: list[str] = field(default_factory=list)
+    kernel: Opened | None = None  # None: transformers' model computes
+    why_none: str = ""
+    cache_room: int = UNKNOWN  # bytes for keys and values
 
     @property
     def in_tiers(self) -> bool:
@@ -57,7 +65,7 @@ class Loaded:
     def close(self) -> None:
         """Free the model. One in tiers and its movers hold each other: its memory would stay until the garbage
         collector comes by, so it is given back here."""
-        model, self.model = self.model, None
+        model, self.model, self.kernel = self.model, None, None
         if model is not None and self.in_tiers:
             fitted(model).close()
 
@@ -83,10 +91,13 @@ def load(
     dtype: str,
     quantization: str | None,
     device_budget: Size | None,
+    kernel: str,
 ) -> Loaded:
     """The model on its device. Raises ModelError for a folder that cannot be used, BudgetTooSmall for too little memory."""
     if dtype not in DTYPES:
         raise UsageError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
+    if kernel not in CHOICES:
+        raise UsageError(f"kernel={kernel!r} is not one of {', '.join(CHOICES)}")
     if quantization is not None:
         parse_format(quantization)
     config = read_config(folder)
@@ -114,13 +125,21 @@ def load(
         share = 1.0 if quantization is None else (parse_format(quantization).bits + 1.0) / (8 * ITEM_NBYTES[chosen])
         packed = round(need * (1 - (1 - share) * packable / max(nbytes, 1)))
         if packed + kept <= room:
+            opened, why_none = opened_kernel(transformers, folder, device, chosen, config, quantization, kernel)
+            if opened is not None:
+                opened.tokenizer = tokenizer
+                free = memory(device).free
+                spare = UNKNOWN if free is None else int(free * CACHE_SHARE)
+                opened.cache_room = spare if budget is None else min(spare, budget - need)
+                return opened
             model = from_folder(transformers, folder, chosen)
             notes = []
             if quantization is not None:
                 if need + kept <= room:
                     model.to(device)  # searching the best scales is work for the device, if it has room for the floats
                 notes.append(str(quantize(model, quantization)))
-            return Loaded(model.to(device).eval(), tokenizer, chosen, "on the device", notes)
+            model = model.to(device).eval()
+            return plain(model, tokenizer, chosen, "on the device", notes, why_none)
         notes = [
             f"{words(packed)} of weights and {words(kept)} for {CONTEXT_KEPT} tokens do not fit in {words(room)}: "
             "the rest stays in slower memory and is streamed for every token"
@@ -139,7 +158,49 @@ def load(
         if quantization is not None:
             notes.append(f"layers that are not always on the device are stored in {quantization}")
     log.info("%s: %s", folder.name, notes[0])
-    return Loaded(model.eval(), tokenizer, chosen, "in tiers", notes)
+    return plain(model.eval(), tokenizer, chosen, "in tiers", notes, "the model does not fit on the device")
+
+
+def plain(model: Any, tokenizer: Any, dtype: str, placed: str, notes: list[str], why_none: str) -> Loaded:
+    """A model of transformers, which computes by itself."""
+    return Loaded(model, tokenizer, dtype, placed, model.config, model.generation_config, notes, None, why_none)
+
+
+def opened_kernel(
+    transformers: Any,
+    folder: Path,
+    device: torch.device,
+    dtype: str,
+    config: dict[str, Any],
+    quantization: str | None,
+    kernel: str,
+) -> tuple[Loaded | None, str]:
+    """The model as one of our decoders with its kernel, still without a tokenizer; None and the reason where it is none."""
+    family = str(config.get("model_type"))[:40]
+    if kernel == "off":
+        return None, "kernel='off'"
+    if quantization is not None:
+        return None, f"the kernels read no weights in {quantization} yet"
+    if family not in FAMILIES:
+        return None, f"our decoders do not know the family {family}"
+    try:
+        opened = open_kernel(folder, device, dtype)
+        settings = read_settings(transformers, folder)
+    except ModelError as exc:
+        log.info("%s is computed by transformers: %s", folder.name, exc.message)
+        return None, exc.message
+    return Loaded(opened.decoder, None, dtype, "on the device", *settings, kernel=opened), ""
+
+
+def read_settings(transformers: Any, folder: Path) -> tuple[Any, Any]:
+    """What config.json and generation_config.json say, as transformers has it. Raises ModelError."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if (folder / "generation_config.json").is_file():
+            return config, transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+        return config, transformers.GenerationConfig.from_model_config(config)
+    except Exception as exc:
+        raise ModelError(f"{folder}: its settings cannot be read: {first_line(exc)}", hint="fetch it again") from exc
 
 
 def read_config(folder: Path) -> dict[str, Any]:

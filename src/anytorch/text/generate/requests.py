@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from anytorch.text.generate.sampling import Sampling
 
@@ -79,8 +79,8 @@ class TextRequest:
     cancelled: bool = False  # set by the reader; the worker looks before every token
     # --------------------------------------------------------------------------------------------------------------
     prompt_length: int = 0
-    cache: Any = None
-    row: int = 0  # in the cache, which it may share
+    cache: Any = None  # what has its keys and values; None while nothing has
+    row: int = 0  # in there: others may be, too
     length: int = 0  # tokens whose keys and values are in the cache
 
     def __post_init__(self) -> None:
@@ -97,5 +97,30 @@ class TextRequest:
         return len(self.tokens) - self.length > 1 or self.cache is None
 
     def end(self, reason: FinishReason, error: BaseException | None = None) -> None:
-        self.cache = None  # the memory is free from now on, however long somebody holds the request
         self.mailbox.put(End(reason, error))
+
+
+Computed = tuple[int, "torch.Tensor | None"]  # how many tokens of each request; logits, where there is one to choose
+
+
+class Way(Protocol):
+    """How tokens are computed: what the scheduler's worker asks, and nobody else."""
+
+    def read(self, request: TextRequest, portion: int) -> Computed:
+        """Go on with the prompt by at most a portion. The one with its last token gives logits, [1, vocabulary], else None.
+        0 tokens: it has to wait until others leave."""
+
+    def together(self, requests: Sequence[TextRequest]) -> list[TextRequest]:
+        """Those of them that can share a step."""
+
+    def step(self, requests: Sequence[TextRequest]) -> Computed:
+        """One token for each of these, which share a step: logits, [requests, vocabulary]."""
+
+    def undo(self, requests: Sequence[TextRequest]) -> None:
+        """A step of these has failed: what it may have left behind is removed."""
+
+    def leave(self, request: TextRequest) -> None:
+        """The request has ended: its memory is free from now on, however long somebody holds it."""
+
+    def close(self) -> None:
+        """Let go of the model. All requests have ended."""

@@ -19,8 +19,7 @@ from anytorch import logs
 from anytorch.counts import counted
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import OutOfMemory, QueueFull, UsageError
-from anytorch.text.generate.cache import can_share, joined, new_cache, rows_of, truncate
-from anytorch.text.generate.requests import TextRequest, Token
+from anytorch.text.generate.requests import Computed, TextRequest, Token, Way
 from anytorch.text.generate.sampling import next_token
 from anytorch.workers import start
 
@@ -30,10 +29,6 @@ PORTION = 512  # tokens of prompts that are computed in one round: more would ho
 LEAST = 32  # of one prompt: fewer would cost as much
 IDLE_S = 2.0  # after which the worker ends; the next request starts another
 
-# (input_ids, cache, position_ids, attention_mask) → logits [requests, vocabulary]
-Forward = Callable[..., torch.Tensor]
-
-Computed = tuple[int, torch.Tensor | None]  # how many tokens of each request; logits, where there is one to choose
 Compute = Callable[[list[TextRequest]], Computed]
 
 
@@ -57,17 +52,13 @@ class Scheduler:
 
     def __init__(
         self,
-        forward: Forward,
-        config: Any,
-        device: torch.device,
+        way: Way,
         *,
-        shares: bool,
         most_at_once: int,
         most_waiting: int,
         guard: Callable[[], Any],
     ) -> None:
-        self._forward, self._config, self._device = forward, config, device
-        self._shares, self._guard = shares, guard
+        self._way, self._guard = way, guard
         self._most_at_once, self._most_waiting = most_at_once, most_waiting
         self._changed = threading.Condition()  # guards all below, except what the worker alone uses
         self._waiting: deque[TextRequest] = deque()
@@ -105,7 +96,7 @@ class Scheduler:
         self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in more.items()})
 
     def close(self) -> None:
-        """Cancel waiting and running requests. May be called twice."""
+        """Cancel waiting and running requests, and let go of the model. May be called twice."""
         with self._changed:
             self._closing = True
             for request in (*self._waiting, *self._running):
@@ -114,6 +105,7 @@ class Scheduler:
             worker = self._worker
         if worker is not None and worker is not threading.current_thread():
             worker.join()
+        self._way.close()
 
     # --- the worker ------------------------------------------------------------------------------------------------
 
@@ -155,16 +147,16 @@ class Scheduler:
                 self._ended(request, "cancelled", TimeoutError(f"the text was not finished within {waited:.3g} s"))
         readers = [r for r in self._running if r.reading]
         for request in readers:  # a long prompt does not hold up the short ones behind it
-            self._attempt([request], lambda one: self._read(one[0], max(LEAST, PORTION // len(readers))))
+            self._attempt([request], lambda one: self._way.read(one[0], max(LEAST, PORTION // len(readers))))
         ready = [r for r in self._running if not r.reading]
-        together = [r for r in ready if self._shares and can_share(r.cache)]
+        together = self._way.together(ready)
         if len(together) < 2:
             together = []
         if together:
-            self._attempt(together, self._step)
+            self._attempt(together, self._way.step)
         for request in ready:
             if request not in together:
-                self._attempt([request], self._step)
+                self._attempt([request], self._way.step)
 
     def _attempt(self, requests: list[TextRequest], compute: Compute) -> None:
         """Compute for these; if that fails, for each alone, so that only the culprit gets the error.
@@ -185,50 +177,9 @@ class Scheduler:
             if outlook is not None:
                 self._choose(requests, outlook)
             return
-        truncate(requests[0].cache, max(request.length for request in requests))
+        self._way.undo(requests)
         for request in requests:
             self._attempt([request], compute)
-
-    def _read(self, request: TextRequest, portion: int) -> Computed:
-        """Go on with the prompt. The portion with its last token gives the first new one: its logits, else None."""
-        if request.cache is None:
-            request.cache = new_cache(self._config)
-        # A window of keys or a state is only ever filled in one go: that is what every model supports.
-        left = len(request.tokens) - request.length
-        # Kinds of layers are known at once, except that a model may make them as it goes.
-        growing = not request.cache.layers or can_share(request.cache)
-        count = min(left, portion) if growing else left
-        ids = request.tokens[request.length : request.length + count]
-        logits = self._forward(
-            torch.tensor([ids], device=self._device),
-            request.cache,
-            torch.arange(request.length, request.length + count, device=self._device)[None],
-            None,
-        )
-        return count, logits if count == left else None
-
-    def _step(self, requests: list[TextRequest]) -> Computed:
-        """One token for each of these."""
-        cache = requests[0].cache
-        alone = len(requests) == 1 and (not can_share(cache) or rows_of(cache) == 1)
-        settled = all(r.cache is cache and r.row == row for row, r in enumerate(requests))
-        if not alone and not (settled and rows_of(cache) == len(requests)):
-            cache = joined([(r.cache, r.row, r.length) for r in requests])
-            for row, request in enumerate(requests):
-                request.cache, request.row = cache, row
-        mask = None
-        if len(requests) > 1:
-            longest = max(r.length for r in requests)
-            places = torch.arange(longest + 1)
-            begins = torch.tensor([longest - r.length for r in requests])
-            mask = (places >= begins[:, None]).long().to(self._device)
-        logits = self._forward(
-            torch.tensor([[r.tokens[-1]] for r in requests], device=self._device),
-            cache,
-            torch.tensor([[r.length] for r in requests], device=self._device),
-            mask,
-        )
-        return 1, logits
 
     def _choose(self, requests: Sequence[TextRequest], outlook: Outlook) -> None:
         """A token for each. A failure here is that of one request: the others' keys and values are as they should be."""
@@ -259,6 +210,7 @@ class Scheduler:
             if request in self._running:
                 self._running.remove(request)
             self._count(failed=error is not None, cancelled=error is None and reason == "cancelled")
+        self._way.leave(request)
         request.end(reason, error)
 
 
@@ -282,7 +234,7 @@ class Outlook:
 
 
 def _ours(exc: Exception, request: TextRequest) -> Exception:
-    if not is_out_of_memory(exc):
+    if isinstance(exc, OutOfMemory) or not is_out_of_memory(exc):
         return exc
     error = OutOfMemory(
         f"memory ran out after {request.length} tokens of this request: {exc}",

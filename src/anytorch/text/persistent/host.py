@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from anytorch import native
-from anytorch.errors import InputError, OutOfMemory, UsageError
+from anytorch.errors import OutOfMemory, UsageError
 from anytorch.text.decoders.model import Decoder, KeyValues, RMSNorm
 from anytorch.text.decoders.rotary import tables
+from anytorch.text.decoders.rows import Rows
 from anytorch.text.packed.encoder import available_cores
 
 SOURCE = Path(__file__).parent / "code" / "decode.cpp"
@@ -66,7 +67,7 @@ class _Run(ctypes.Structure):
     )
 
 
-class HostKernel:
+class HostKernel(Rows):
     """`rows` texts of up to `positions` tokens each by a decoder in host memory, float32, bfloat16 or float16.
 
     It reads the decoder's own weights: nothing is copied but norms and biases. Sums are float32 whatever the dtype, in an
@@ -111,66 +112,32 @@ class HostKernel:
 
     # --- texts -----------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def read(self, row: int, ids: Sequence[int]) -> Tensor:
-        """Begin a row anew with a prompt; gives the logits of its last token, [vocabulary]. Raises InputError."""
-        if not 0 <= row < self.rows:
-            raise InputError(f"row {row} is not one of {self.rows}")
-        if not ids or len(ids) > self.positions:
-            raise InputError(f"a prompt of {len(ids)} tokens: there is room for 1 to {self.positions}")
-        logits = self.decoder.read(ids, self.kept.of_row(row))
-        self.lengths[row] = len(ids)
-        self._tokens[row] = ENDED
-        return logits.float()
-
-    def follow(self, row: int, token: int) -> None:
-        """Put a token after a row's last one; the next step computes it."""
-        if self.lengths[row] >= self.positions:
-            raise InputError(f"row {row} is full: it has {self.positions} tokens")
-        if not 0 <= token < self.decoder.spec.vocabulary:
-            raise InputError(f"{token} is not a token of {self.decoder.spec.vocabulary}")
-        self._tokens[row], self._places[row] = token, self.lengths[row]
-        self.lengths[row] += 1
-
     def step(self) -> Tensor:
         """Logits of the tokens that `follow` put there, [rows, vocabulary]. They are overwritten by the next step."""
         self._run(1, ())
         self._tokens.fill_(ENDED)
         return self._logits
 
-    def generate(self, prompts: Sequence[Sequence[int]], tokens: int, ends: Collection[int] = ()) -> list[list[int]]:
-        """The most likely tokens after each prompt: at most `tokens`, and up to the first of `ends`, which is left out.
-
-        `stop()` ends it early, with what there is by then. Raises ArithmeticError where the model computes no numbers.
-        """
-        if len(prompts) > self.rows:
-            raise InputError(f"{len(prompts)} prompts: there are {self.rows} rows")
-        first = [int(self.read(row, ids).argmax()) for row, ids in enumerate(prompts)]
-        made: list[list[int]] = [[] for _ in prompts]
-        for row, token in enumerate(first):
-            if tokens > 0 and token not in ends:
-                made[row].append(token)
-                if tokens > 1 and self.lengths[row] < self.positions:
-                    self.follow(row, token)
-        if int(self._tokens.max()) < 0:
-            return made
+    def _go_on(self, going: list[int], made: list[list[int]], tokens: int, ends: Collection[int]) -> None:
+        """In one call for all tokens."""
         begun = [row for row in range(self.rows) if self._tokens[row] >= 0]
         found = self._run(tokens - 1, ends)
         for row in begun:
             self.lengths[row] = int(self._places[row])
         self._tokens.fill_(ENDED)
-        for row, so_far in enumerate(made):
+        for row in going:
             for token in found[:, row].tolist():
                 if token == NO_NUMBER:
                     raise ArithmeticError("the model computed NaN or infinity")
                 if token < 0 or token in ends:
                     break
-                so_far.append(token)
-        return made
+                made[row].append(token)
 
-    def stop(self) -> None:
-        """End what another thread runs after the token it is at."""
-        self._stopping.value = 1
+    def _put(self, row: int, token: int, place: int) -> None:
+        self._tokens[row], self._places[row] = token, place
+
+    def _wait(self, row: int) -> None:
+        self._tokens[row] = ENDED
 
     @property
     def done(self) -> int:
@@ -178,15 +145,17 @@ class HostKernel:
         return self._done.value
 
     def _run(self, steps: int, ends: Collection[int]) -> Tensor:
-        """What followed, [steps, rows]; ENDED after a text's end."""
+        """What followed, [steps, rows up to the last that has a token]; ENDED after a text's end."""
         if not self._busy.acquire(blocking=False):
             raise UsageError("another thread is using this kernel")
         try:
-            made = torch.full((steps, self.rows), ENDED, dtype=torch.int64)
+            begun = (self._tokens >= 0).nonzero()
+            rows = int(begun[-1]) + 1 if len(begun) else 1  # those after it would be computed for nothing
+            made = torch.full((steps, rows), ENDED, dtype=torch.int64)
             end = torch.tensor(sorted(ends), dtype=torch.int64)
-            self._done.value, self._stopping.value = 0, 0
+            self._done.value = 0
             run = _Run(
-                *(self.rows, steps, len(ends), self.threads),
+                *(rows, steps, len(ends), self.threads),
                 *(one.data_ptr() for one in (self._tokens, self._places, made, end, self._logits)),
                 ctypes.addressof(self._done),
                 ctypes.addressof(self._stopping),

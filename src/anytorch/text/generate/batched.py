@@ -1,0 +1,100 @@
+"""A model of transformers, op by op: requests with plain caches share a batch, others are computed in turns."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anytorch.errors import ModelError
+from anytorch.text.generate.cache import can_share, joined, new_cache, rows_of, truncate
+from anytorch.text.generate.requests import Computed, TextRequest
+
+
+class Batched:
+    """The `Way` of whatever transformers knows as a causal language model, also packed or in tiers."""
+
+    def __init__(self, model: Any, folder: Path, device: torch.device) -> None:
+        self._model, self._device = model, device
+        self._parameters = check_forward(model, folder)
+
+    def read(self, request: TextRequest, portion: int) -> Computed:
+        if request.cache is None:
+            request.cache = new_cache(self._model.config)
+        # A window of keys or a state is only ever filled in one go: that is what every model supports.
+        left = len(request.tokens) - request.length
+        # Kinds of layers are known at once, except that a model may make them as it goes.
+        growing = not request.cache.layers or can_share(request.cache)
+        count = min(left, portion) if growing else left
+        ids = request.tokens[request.length : request.length + count]
+        logits = self._forward(
+            torch.tensor([ids], device=self._device),
+            request.cache,
+            torch.arange(request.length, request.length + count, device=self._device)[None],
+            None,
+        )
+        return count, logits if count == left else None
+
+    def together(self, requests: Sequence[TextRequest]) -> list[TextRequest]:
+        if not {"position_ids", "attention_mask"} <= self._parameters:
+            return []
+        return [request for request in requests if can_share(request.cache)]
+
+    def step(self, requests: Sequence[TextRequest]) -> Computed:
+        cache = requests[0].cache
+        alone = len(requests) == 1 and (not can_share(cache) or rows_of(cache) == 1)
+        settled = all(r.cache is cache and r.row == row for row, r in enumerate(requests))
+        if not alone and not (settled and rows_of(cache) == len(requests)):
+            cache = joined([(r.cache, r.row, r.length) for r in requests])
+            for row, request in enumerate(requests):
+                request.cache, request.row = cache, row
+        mask = None
+        if len(requests) > 1:
+            longest = max(r.length for r in requests)
+            places = torch.arange(longest + 1)
+            begins = torch.tensor([longest - r.length for r in requests])
+            mask = (places >= begins[:, None]).long().to(self._device)
+        logits = self._forward(
+            torch.tensor([[r.tokens[-1]] for r in requests], device=self._device),
+            cache,
+            torch.tensor([[r.length] for r in requests], device=self._device),
+            mask,
+        )
+        return 1, logits
+
+    def undo(self, requests: Sequence[TextRequest]) -> None:
+        truncate(requests[0].cache, max(request.length for request in requests))
+
+    def leave(self, request: TextRequest) -> None:
+        request.cache = None
+
+    def close(self) -> None:
+        self._model = None
+
+    def _forward(
+        self, ids: torch.Tensor, cache: Any, positions: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Logits of the last token of each request, [requests, vocabulary]."""
+        options: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+        if "position_ids" in self._parameters:
+            options["position_ids"] = positions
+        if mask is not None:
+            options["attention_mask"] = mask
+        if "logits_to_keep" in self._parameters:
+            options["logits_to_keep"] = 1  # the others are a vocabulary's width of work each, for nothing
+        logits: torch.Tensor = self._model(input_ids=ids, **options).logits
+        return logits[:, -1]
+
+
+def check_forward(model: Any, folder: Path) -> frozenset[str]:
+    """The argument names of the model's forward. Raises ModelError for a model without keys and values."""
+    names = frozenset(inspect.signature(model.forward).parameters)
+    if "past_key_values" not in names:
+        raise ModelError(
+            f"{folder}: {type(model).__name__} keeps no keys and values, which this generator needs",
+            hint="use transformers' own model.generate for it",
+        )
+    return names

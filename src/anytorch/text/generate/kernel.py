@@ -1,0 +1,210 @@
+"""Requests in the rows of a kernel: Llama, Mistral, Qwen2 and Qwen3 by the fastest way to decode that the device has.
+
+A request takes a row when its keys and values have room, reads its prompt in portions between the others' tokens, and gives
+the row back. Rows in use are always the first ones: whoever leaves is replaced by the last, so that none is computed for
+nothing. The kernel is made anew, larger, when requests need it, and what is under way moves there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from anytorch import logs
+from anytorch.counts import counted
+from anytorch.errors import ModelError, NativeUnavailable, OutOfMemory
+from anytorch.memory.sizes import round_up, words
+from anytorch.text.checkpoints.locate import first_line
+from anytorch.text.decoders.loading import load_decoder
+from anytorch.text.decoders.model import Decoder
+from anytorch.text.decoders.rows import Rows
+from anytorch.text.decoders.steps import RecordedSteps
+from anytorch.text.generate.requests import Computed, TextRequest
+from anytorch.text.packed.encoder import available_cores
+from anytorch.text.persistent.host import HostKernel
+
+log = logs.logger(__name__)
+
+CHOICES = ("auto", "off")
+MOST_ROWS = 1024
+STEP_OF_POSITIONS = 512  # a kernel that is made anew for every longer request would cost more than this memory
+
+Make = Callable[[int, int], Rows]  # (rows, positions) → an empty kernel
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A decoder at its place, and how its tokens are computed there."""
+
+    decoder: Decoder
+    make: Make
+    kind: str  # "HostKernel", "RecordedSteps"
+    says: str
+
+
+def open_kernel(folder: Path, device: torch.device, dtype: str) -> Opened:
+    """The decoder in a folder and the way its tokens are computed on the device: on the CPU our C++ where there is a
+    compiler, else recorded steps. Raises ModelError for a model that our decoders do not know, or a device they do not run
+    on."""
+    decoder = load_decoder(folder, device, dtype)
+    why = ""
+    if device.type == "cpu":
+        threads = max(1, min(available_cores(), torch.get_num_threads()))  # as many as whoever set torch's allows
+        try:
+            HostKernel(decoder, 1, 1, threads)
+        except NativeUnavailable as exc:
+            why = f" ({exc.message})"
+        else:
+            says = f"our C++ computes a token of all requests in one call, with {counted(threads, 'worker')}"
+            return Opened(
+                decoder,
+                lambda rows, positions: HostKernel(decoder, rows, positions, threads),
+                HostKernel.__name__,
+                says,
+            )
+    try:
+        steps = _tried_out(decoder)
+    except Exception as exc:
+        raise ModelError(f"our decoder does not run on {device}: {first_line(exc)}") from exc
+    says = "one recorded step computes a token of all requests"
+    if steps.recorded:
+        says = f"a step over tensors that stay computes a token of all requests; it is not recorded: {steps.recorded}"
+    return Opened(
+        decoder, lambda rows, positions: RecordedSteps(decoder, rows, positions), RecordedSteps.__name__, says + why
+    )
+
+
+def _tried_out(decoder: Decoder) -> RecordedSteps:
+    """Steps that have computed a prompt and two tokens: the second one of a shape is recorded where the device can."""
+    steps = RecordedSteps(decoder, 1, 4)
+    steps.read(0, [0])
+    for _ in range(2):
+        steps.follow(0, 0)
+        logits = steps.step()
+    logits.argmax(-1).tolist()  # waits for the device
+    return steps
+
+
+class KernelRows:
+    """The `Way` of an opened kernel. `room`: bytes that all keys and values may take together.
+
+    Used by the scheduler's worker alone.
+    """
+
+    def __init__(self, opened: Opened, room: int) -> None:
+        spec, weight = opened.decoder.spec, opened.decoder.lm_head.weight
+        self._make: Make | None = opened.make
+        self._room, self._most_positions = room, spec.max_positions
+        self._position_nbytes = 2 * spec.layers * spec.kv_width * weight.element_size()
+        self._kernel: Rows | None = None
+        self._taken: list[TextRequest] = []  # by row
+        self._first_in_line: TextRequest | None = None  # waits for memory, and with it all that came later
+
+    # --- the scheduler's questions -----------------------------------------------------------------------------------
+
+    def read(self, request: TextRequest, portion: int) -> Computed:
+        if request.cache is None and not self._admitted(request):
+            return 0, None
+        left = len(request.tokens) - request.length
+        count = min(left, portion)
+        ids = request.tokens[request.length : request.length + count]
+        logits = self._open.read(request.row, ids, onward=request.length > 0)
+        return count, logits[None] if count == left else None
+
+    def together(self, requests: Sequence[TextRequest]) -> list[TextRequest]:
+        return list(requests)
+
+    def step(self, requests: Sequence[TextRequest]) -> Computed:
+        kernel = self._open
+        for request in requests:
+            kernel.follow(request.row, request.tokens[-1])
+        logits, rows = kernel.step(), [request.row for request in requests]
+        first = rows == list(range(len(rows)))
+        return 1, logits[: len(rows)] if first else logits[rows]
+
+    def undo(self, requests: Sequence[TextRequest]) -> None:
+        for request in requests:
+            self._open.cut(request.row, request.length)
+
+    def leave(self, request: TextRequest) -> None:
+        if self._first_in_line is request:
+            self._first_in_line = None
+        if request.cache is None:
+            return
+        request.cache, kernel = None, self._open
+        last = self._taken.pop()
+        if last is not request:
+            kernel.take(request.row, kernel, last.row)
+            self._taken[request.row], last.row = last, request.row
+        kernel.cut(len(self._taken))
+
+    def close(self) -> None:
+        self._kernel = self._make = None
+
+    # --- rows and their memory ---------------------------------------------------------------------------------------
+
+    @property
+    def _open(self) -> Rows:
+        assert self._kernel is not None  # whoever has a row has it in a kernel
+        return self._kernel
+
+    def _admitted(self, request: TextRequest) -> bool:
+        """Give a request a row; False if it has to wait until others leave. Raises OutOfMemory if that would not help."""
+        positions = min(request.prompt_length + request.max_tokens, self._most_positions)
+        if self._nbytes(1, positions) > self._room:
+            raise self._too_long(request, positions)
+        if self._first_in_line not in (None, request):
+            return False
+        if not self._made_room(len(self._taken) + 1, positions):
+            self._first_in_line = request
+            return False
+        self._first_in_line = None
+        request.cache, request.row = True, len(self._taken)  # its keys and values are in the kernel
+        self._taken.append(request)
+        return True
+
+    def _made_room(self, rows: int, positions: int) -> bool:
+        """Is there a kernel of so many rows and positions, or was one made?"""
+        had = self._kernel
+        if had is not None and had.rows >= rows and had.positions >= positions:
+            return True
+        if not self._taken:
+            had = self._kernel = None  # its memory first
+        if had is not None:
+            rows, positions = max(rows, had.rows), max(positions, had.positions)
+        used = 0 if had is None else self._nbytes(had.rows, had.positions)
+        more = min(rounded(rows), MOST_ROWS), min(round_up(positions, STEP_OF_POSITIONS), self._most_positions)
+        for size in (more, (rows, positions)):
+            if size[0] <= MOST_ROWS and used + self._nbytes(*size) <= self._room:
+                self._kernel = self._moved(*size)
+                return True
+        return False
+
+    def _moved(self, rows: int, positions: int) -> Rows:
+        """A new kernel with what is under way. A failure leaves everything as it is."""
+        assert self._make is not None  # not closed
+        kernel = self._make(rows, positions)
+        for row in range(len(self._taken)):
+            kernel.take(row, self._open, row)
+        log.debug("a kernel of %d rows of %d positions: %s", rows, positions, words(self._nbytes(rows, positions)))
+        return kernel
+
+    def _nbytes(self, rows: int, positions: int) -> int:
+        return rows * positions * self._position_nbytes
+
+    def _too_long(self, request: TextRequest, positions: int) -> OutOfMemory:
+        fits = self._room // self._position_nbytes
+        left = fits - request.prompt_length
+        return OutOfMemory(
+            f"the keys and values of {request.prompt_length} + {request.max_tokens} tokens need "
+            f"{words(self._nbytes(1, positions))}; there is room for {words(self._room)}, which is {fits} tokens",
+            hint=f"use max_tokens={left} or less" if left > 0 else "shorten the prompt, or use another device",
+        )
+
+
+def rounded(count: int) -> int:
+    """The power of two that is as large or larger."""
+    return 1 << (count - 1).bit_length()

@@ -1,0 +1,285 @@
+"""Requests in the rows of a kernel: transformers' tokens whoever comes and goes, bounded memory, and who computes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tests.text.generate.conftest import make_tokenizer, without_compiler  # noqa: E402
+from tests.waiting import until  # noqa: E402
+
+from anytorch.errors import OutOfMemory  # noqa: E402
+from anytorch.text.decoders import load_decoder  # noqa: E402
+from anytorch.text.generate import kernel  # noqa: E402
+from anytorch.text.generate.generator import TextGenerator  # noqa: E402
+from anytorch.text.generate.kernel import KernelRows, Opened  # noqa: E402
+from anytorch.text.generate.requests import TextRequest  # noqa: E402
+from anytorch.text.generate.sampling import Sampling  # noqa: E402
+from anytorch.text.persistent.host import HostKernel  # noqa: E402
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 700, "bos_token_id": 0, "eos_token_id": 1,
+    "initializer_range": 0.3,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    "Mistral": {"sliding_window": 11},
+    "Qwen2": {"tie_word_embeddings": True},
+    "Qwen3": {"head_dim": 16},
+}
+PROMPTS = ["The quick brown fox", "x", "日本語のテキスト, one token after another token makes a text", "A page"]
+POSITION = 2 * 2 * 16 * 4  # bytes of the llama of the tests: keys and values, layers, heads' width, float32
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_transformers(
+    family: str, compiler: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{family}Config")(**{**SMALL, **FAMILIES[family]})
+    getattr(transformers, f"{family}ForCausalLM")(config).eval().save_pretrained(tmp_path)
+    make_tokenizer(tmp_path)
+    if not compiler:
+        without_compiler(monkeypatch)
+    found: dict[str, list[Any]] = {}
+    for way in ("off", "auto"):
+        with TextGenerator(tmp_path, device="cpu", kernel=way) as generator:
+            streams = [generator.stream(prompt, max_tokens=30, temperature=0) for prompt in PROMPTS]
+            # Random numbers meet the same shares, up to rounding.
+            streams.append(generator.stream("The", max_tokens=30, temperature=0.9, top_p=0.9, top_k=40, seed=4))
+            found[way] = [(stream.completion().text, stream._request.tokens) for stream in streams]
+            facts = generator.describe()
+    assert found["auto"] == found["off"]
+    assert facts["decoding"] == ("HostKernel" if compiler else "RecordedSteps")
+
+
+@pytest.fixture
+def opened(models: dict[str, Path]) -> Opened:
+    return kernel.open_kernel(models["llama"], torch.device("cpu"), "float32")
+
+
+def asked(prompt: int, tokens: int, first: int = 5) -> TextRequest:
+    ids = list(range(first, first + prompt))
+    return TextRequest(ids, Sampling(), tokens, frozenset(), torch.Generator())
+
+
+def read(rows: KernelRows, request: TextRequest, portion: int = 512) -> bool:
+    """The scheduler's part of it. False: it has to wait."""
+    count, logits = rows.read(request, portion)
+    request.length += count
+    if logits is not None:
+        request.tokens.append(int(logits.argmax()))
+    return count > 0
+
+
+def step(rows: KernelRows, *requests: TextRequest) -> None:
+    _, logits = rows.step(list(requests))
+    assert logits is not None and logits.shape == (len(requests), 320)
+    for request, token in zip(requests, logits.argmax(-1).tolist(), strict=True):
+        request.length += 1
+        request.tokens.append(token)
+
+
+def alone(opened: Opened, request: TextRequest) -> list[int]:
+    prompt = request.tokens[: request.prompt_length]
+    return prompt + opened.make(1, 700).generate([prompt], request.made)[0]
+
+
+def test_rows_join_grow_and_close_up(opened: Opened) -> None:
+    rows = KernelRows(opened, 1 << 30)
+    first, second, third, long = asked(4, 40), asked(3, 40, 60), asked(5, 40, 90), asked(200, 400, 20)
+    with torch.no_grad():
+        assert read(rows, first)
+        step(rows, first)
+        small = rows._kernel
+        assert small is not None and (small.rows, small.positions) == (1, 512)
+        assert read(rows, second) and read(rows, third)
+        step(rows, first, second, third)
+        assert rows._open.rows == 4 and [r.row for r in (first, second, third)] == [0, 1, 2]
+        read(rows, long, portion=120)  # longer than the kernel: everybody moves
+        assert rows._open.positions == 1024
+        step(rows, first, third)  # second waits
+        rows.leave(first)
+        assert [r.row for r in (second, third, long)] == [1, 2, 0] and rows._open.lengths[3] == 0
+        step(rows, third, second)  # in another order than the rows'
+        read(rows, long, portion=120)
+        for _ in range(5):
+            step(rows, second, third, long)
+    for request in (first, second, third, long):
+        assert request.tokens == alone(opened, request)
+    for request in (third, long, second):
+        rows.leave(request)
+        rows.leave(request)
+    assert not rows._taken and not any(rows._open.lengths)
+
+
+def test_a_failed_step_leaves_no_trace(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = KernelRows(opened, 1 << 30)
+    first, second = asked(4, 40), asked(3, 40, 60)
+    read(rows, first)
+    read(rows, second)
+
+    def fails() -> Any:
+        raise RuntimeError("the device said no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rows._open, "step", fails)
+        with pytest.raises(RuntimeError, match="said no"):
+            rows.step([first, second])
+    rows.undo([first, second])
+    for _ in range(3):
+        step(rows, first)
+        step(rows, second)
+    assert [r.tokens for r in (first, second)] == [alone(opened, r) for r in (first, second)]
+
+
+def test_who_does_not_fit_beside_others_waits_and_keeps_its_turn(opened: Opened) -> None:
+    rows = KernelRows(opened, 130 * POSITION)
+    first, large, small = asked(10, 30), asked(20, 100), asked(2, 2)
+    assert read(rows, first)
+    assert not read(rows, large) and large.reading
+    assert not read(rows, small), "it would fit, but came later"
+    step(rows, first)
+    rows.leave(first)
+    assert read(rows, large)
+    assert not read(rows, small)
+    rows.leave(small)  # the first in line has gone
+    assert read(rows, asked(1, 2)) is False and rows._first_in_line is not None, "the next one is first now"
+    step(rows, large)
+    assert large.tokens == alone(opened, large)
+
+
+def test_what_never_fits_says_what_is_needed_and_what_fits(opened: Opened) -> None:
+    rows = KernelRows(opened, 100 * POSITION)
+    with pytest.raises(
+        OutOfMemory, match=r"20 \+ 200 tokens need 55 KiB; there is room for 25 KiB, which is 100"
+    ) as caught:
+        rows.read(asked(20, 200), 512)
+    assert caught.value.hint == "use max_tokens=80 or less"
+    with pytest.raises(OutOfMemory) as caught:
+        rows.read(asked(120, 1), 512)
+    assert "shorten the prompt" in caught.value.hint
+    assert read(rows, asked(20, 80)), "as much as was said"
+    with pytest.raises(OutOfMemory):  # at once: waiting would not help
+        rows.read(asked(20, 200), 512)
+
+
+def test_memory_that_runs_out_is_one_requests_answer(models: dict[str, Path]) -> None:
+    with TextGenerator(models["llama"], device="cpu") as generator:
+        wanted = generator.complete("The quick", max_tokens=50, temperature=0).text
+        rows = generator._scheduler._way
+        assert isinstance(rows, KernelRows)
+        rows._room, rows._kernel = 90 * POSITION, None
+        with generator._scheduler._changed:  # the worker sees all at once
+            streams = [generator.stream("The quick", max_tokens=n, temperature=0) for n in (50, 800, 50, 60)]
+        assert streams[0].completion().text == wanted
+        with pytest.raises(OutOfMemory, match=r"4 \+ 800 tokens need 201 KiB"):
+            streams[1].completion()
+        assert streams[2].completion().text == wanted and streams[3].completion().text.startswith(wanted)
+        assert generator.stats.failed == 1 and not rows._taken
+
+
+def test_a_request_that_is_cancelled_while_its_prompt_is_read_gives_its_row_back(models: dict[str, Path]) -> None:
+    with TextGenerator(models["llama"], device="cpu") as generator:
+        way = generator._scheduler._way
+        assert isinstance(way, KernelRows)
+        read = way.read
+
+        def reads(request: TextRequest, portion: int) -> Any:
+            computed = read(request, portion)
+            if request.reading and request.prompt_length == 600:
+                stream.close()
+            return computed
+
+        way.read = reads  # type: ignore[method-assign]
+        other = generator.stream("The quick", max_tokens=60, temperature=0)
+        with generator._scheduler._changed:
+            stream = generator.stream([9] * 600, max_tokens=5)
+        assert other.completion().completion_tokens == 60
+        until(lambda: not generator.stats.running)
+        assert generator.stats.cancelled == 1 and not way._taken
+        del way.read
+
+
+def test_bfloat16_goes_through_the_kernel(models: dict[str, Path]) -> None:
+    with TextGenerator(models["qwen3"], device="cpu", dtype="bfloat16") as generator:
+        assert generator.describe()["decoding"] == "HostKernel"
+        ids = generator.tokenize(PROMPTS[0])
+        streams = [generator.stream(ids, max_tokens=20, temperature=0) for _ in range(2)]
+        for stream in streams:
+            list(stream)
+        ends = generator._ends["text"]
+    decoder = load_decoder(models["qwen3"], "cpu", "bfloat16")
+    wanted = ids + HostKernel(decoder, 1, 100).generate([ids], 20, ends)[0]
+    assert [stream._request.tokens for stream in streams] == [wanted, wanted]
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "why"),
+    [
+        ("gpt2", {}, "do not know the family gpt2"),
+        ("llama", {"kernel": "off"}, "kernel='off'"),
+        ("llama", {"quantization": "int8"}, "no weights in int8"),
+        ("llama", {"device_budget": "110KB"}, "does not fit"),
+    ],
+)
+def test_everything_else_is_transformers_and_says_why(
+    models: dict[str, Path], family: str, options: dict[str, Any], why: str
+) -> None:
+    with TextGenerator(models[family], device="cpu", **options) as generator:
+        assert generator.describe()["decoding"] == "transformers"
+        assert f"tokens by transformers: op by op: {generator._loaded.why_none}" in generator.explain()
+        assert why in generator.explain()
+
+
+def test_what_our_decoder_does_not_know_is_computed_by_transformers(models: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(models["llama"], tmp_path / "copy"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu"}))
+    with TextGenerator(folder, device="cpu") as generator:
+        assert "only silu is known" in generator.describe()["decoding_why"]
+        assert generator.complete("The", max_tokens=3, temperature=0).completion_tokens == 3
+
+
+def test_a_device_that_cannot_compute_the_steps_is_left_to_transformers(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise NotImplementedError("no such op\nand more lines")
+
+    without_compiler(monkeypatch)
+    monkeypatch.setattr(kernel.RecordedSteps, "step", fails)
+    with TextGenerator(models["llama"], device="cpu") as generator:
+        assert (
+            generator.describe()["decoding_why"]
+            == "op by op: our decoder does not run on cpu: NotImplementedError: no such op"
+        )
+
+
+def test_a_generator_without_a_compiler_says_so(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    without_compiler(monkeypatch)
+    with TextGenerator(models["llama"], device="cpu") as generator:
+        assert "not recorded" in generator.explain() and "there is no C++ compiler" in generator.explain()
+
+
+def test_it_takes_no_more_workers_than_torch_has(models: dict[str, Path]) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with TextGenerator(models["llama"], device="cpu") as generator:
+            assert "with 1 worker" in generator.explain()
+            generator.complete("The", max_tokens=3)
+            rows = generator._scheduler._way
+            assert isinstance(rows, KernelRows) and isinstance(rows._kernel, HostKernel)
+            assert rows._kernel.threads == 1
+    finally:
+        torch.set_num_threads(before)
