@@ -1,0 +1,155 @@
+"""What can be said of the CUDA kernel without a GPU: which models it takes, and how its argument lies in memory.
+
+What it computes is tested on a GPU: tests/device/test_persistent.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from anytorch.errors import NativeUnavailable, UsageError
+from anytorch.text.decoders import Decoder
+from anytorch.text.decoders.spec import read_spec
+from anytorch.text.persistent import cuda, nvrtc
+
+QWEN: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    return torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "why"),
+    [
+        ({}, torch.bfloat16, ""),
+        ({}, torch.float16, ""),
+        ({}, torch.float32, "bfloat16 and float16"),
+        ({"head_dim": 80}, torch.bfloat16, "heads of 64, 128, 256"),
+        ({"intermediate_size": 100}, torch.bfloat16, "multiples of 8"),
+        ({"num_attention_heads": 18}, torch.bfloat16, "up to 8 heads"),
+        ({"num_attention_heads": 133, "num_key_value_heads": 133}, torch.bfloat16, "multiprocessors"),
+    ],
+)
+def test_which_models_it_takes(hopper: torch.device, changes: dict[str, Any], dtype: torch.dtype, why: str) -> None:
+    found = cuda.refusal(read_spec({**QWEN, **changes}, "a config.json"), dtype, hopper)
+    assert (why in found) if why else found == ""
+
+
+def test_which_devices_it_takes(hopper: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = read_spec(QWEN, "a config.json")
+    assert "not on cpu" in cuda.refusal(spec, torch.bfloat16, torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    assert "this GPU has 8.9" in cuda.refusal(spec, torch.bfloat16, hopper)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "GPUs of NVIDIA" in cuda.refusal(spec, torch.bfloat16, hopper)
+    with pytest.raises(UsageError, match="cannot be decoded in one launch"):
+        cuda.CudaKernel(Decoder(spec).to(torch.bfloat16))
+
+
+def members(source: str, structure: str) -> list[str]:
+    """The names that a structure of the source has, in their order."""
+    body = source.split(f"struct {structure} {{")[1].split("};")[0]
+    lines = [line.split("//")[0].strip() for line in body.splitlines()]
+    return [name for line in lines for name in re.findall(r"(\w+)(?:\[\w+\])?(?=[,;])", line)]
+
+
+def test_the_argument_lies_as_the_kernel_reads_it() -> None:
+    """Pointers of 8 bytes, then numbers of 8, of 4, and the layers behind them: as C lays the same members out."""
+    argument = cuda._run_of(3)
+    assert ctypes.sizeof(cuda._Layer) == 15 * 8
+    assert argument.positions.offset == 12 * 8
+    assert (argument.steps.offset, argument.eps.offset, argument.trace.offset) == (104, 124, 128)
+    assert argument.layers.offset == 136 and ctypes.sizeof(argument) == 136 + 3 * 120
+    source = cuda.SOURCE.read_text()
+    assert members(source, "Layer") == [name for name, _ in cuda._Layer._fields_]
+    assert members(source, "Run") == [name for name, _ in argument._fields_]
+    for constant, value in (("WARPS", cuda.WARPS), ("CHUNK", cuda.CHUNK), ("SPLIT", cuda.SPLIT)):
+        assert f"{constant} = {value}" in source
+    assert f"NONE = {cuda.NONE + 2**32:#x}u" in source and f"NO_NUMBER = {cuda.NO_NUMBER}" in source
+
+
+def test_a_machine_without_the_run_time_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "_places", lambda: iter(["/nowhere/libnvrtc.so.13"]))
+    nvrtc._nvrtc.cache_clear()
+    with pytest.raises(NativeUnavailable, match="NVRTC") as refused:
+        nvrtc._nvrtc()
+    assert "pip install" in str(refused.value.hint)
+
+
+class Compiler:
+    """Stands for NVRTC: refuses sources that say so."""
+
+    def __init__(self) -> None:
+        self.compiled: list[list[bytes]] = []
+        self.refuses = False
+
+    def nvrtcVersion(self, major: Any, minor: Any) -> int:
+        major._obj.value, minor._obj.value = 13, 0
+        return 0
+
+    def nvrtcCreateProgram(self, program: Any, source: bytes, *rest: Any) -> int:
+        return 0
+
+    def nvrtcCompileProgram(self, program: Any, count: int, options: Any) -> int:
+        self.compiled.append(list(options))
+        return 6 if self.refuses else 0
+
+    def nvrtcGetProgramLogSize(self, program: Any, size: Any) -> int:
+        size._obj.value = 8
+        return 0
+
+    def nvrtcGetProgramLog(self, program: Any, log: Any) -> int:
+        log.value = b"line 3"
+        return 0
+
+    def nvrtcGetCUBINSize(self, program: Any, size: Any) -> int:
+        size._obj.value = 4
+        return 0
+
+    def nvrtcGetCUBIN(self, program: Any, code: Any) -> int:
+        code.raw = b"\x7fELF"
+        return 0
+
+    def nvrtcDestroyProgram(self, program: Any) -> int:
+        return 0
+
+
+def test_a_kernel_is_compiled_once_and_kept_as_it_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anytorch import settings
+
+    compiler = Compiler()
+    monkeypatch.setattr(nvrtc, "_nvrtc", lambda: compiler)
+
+    def compiled(**sizes: int) -> bytes:
+        nvrtc._compiled.cache_clear()
+        return nvrtc._compiled("source", tuple(sizes.items()), "sm_90a")
+
+    assert compiled(WIDTH=8) == compiled(WIDTH=8) == b"\x7fELF"
+    assert compiler.compiled == [[b"--gpu-architecture=sm_90a", b"-std=c++17", b"-DWIDTH=8"]]
+    (kept,) = settings.cache_folder().glob("cuda*/*.cubin")
+    kept.write_bytes(b"damaged")
+    assert compiled(WIDTH=8) == b"\x7fELF" and len(compiler.compiled) == 2
+    compiler.refuses = True
+    with pytest.raises(NativeUnavailable, match="line 3"):
+        compiled(WIDTH=16)
