@@ -82,8 +82,8 @@ def test_the_argument_lies_as_the_kernel_reads_it() -> None:
     assert (argument.steps.offset, argument.eps.offset, argument.trace.offset) == (104, 124, 128)
     assert argument.layers.offset == 136 and ctypes.sizeof(argument) == 136 + 3 * 120
     source = cuda.SOURCE.read_text()
-    assert members(source, "Layer") == [name for name, _ in cuda._Layer._fields_]
-    assert members(source, "Run") == [name for name, _ in argument._fields_]
+    assert members(source, "Layer") == [one[0] for one in cuda._Layer._fields_]
+    assert members(source, "Run") == [one[0] for one in argument._fields_]
     for constant, value in (("WARPS", cuda.WARPS), ("CHUNK", cuda.CHUNK), ("SPLIT", cuda.SPLIT)):
         assert f"{constant} = {value}" in source
     assert f"NONE = {cuda.NONE + 2**32:#x}u" in source and f"NO_NUMBER = {cuda.NO_NUMBER}" in source
