@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -26,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from anytorch import logs
 from anytorch.errors import ModelError
 from anytorch.serve.app import Service
+from anytorch.serve.ending import end_later, end_now
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
 from anytorch.serve.routes.health import status_of
@@ -82,27 +83,6 @@ def run_app(
 
 LEAVE_S = 3.0  # after the time to drain: engines are closed, and the process ends
 STUBBORN_S = 1.0  # later still it ends without the interpreter, which a thread may keep
-
-
-def end_now(app: Service, status: int) -> None:
-    """End the process, whatever its threads do, and say what they were doing."""
-    unfinished = app.state.service.pools.unfinished()
-    if unfinished:
-        log.warning("ended while this was still computed: %s", ", ".join(unfinished[:10]))
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-    os._exit(status)
-
-
-def end_later(seconds: float) -> None:
-    """End the process after so long, by a thread of the interpreter's own, which needs no turn of the interpreter."""
-    try:
-        faulthandler.dump_traceback_later(seconds, exit=True)
-    except (RuntimeError, AttributeError, OSError, ValueError):  # standard error is no file: pythonw, a Windows service
-        with suppress(OSError, RuntimeError):  # then our own thread ends it alone
-            faulthandler.dump_traceback_later(seconds, exit=True, file=os.open(os.devnull, os.O_WRONLY))
 
 
 def tell(server: Server, app: Service, options: ServeOptions, told: Told, failed: list[ModelError]) -> None:

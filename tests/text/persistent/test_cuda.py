@@ -33,7 +33,7 @@ QWEN: dict[str, Any] = {
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
     return torch.device("cuda", 0)
@@ -61,7 +61,7 @@ def test_which_devices_it_takes(hopper: torch.device, monkeypatch: pytest.Monkey
     assert "not on cpu" in cuda.refusal(spec, torch.bfloat16, torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     assert "this GPU has 8.9" in cuda.refusal(spec, torch.bfloat16, hopper)
-    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.version, "cuda", None)  # ROCm
     assert "GPUs of NVIDIA" in cuda.refusal(spec, torch.bfloat16, hopper)
     with pytest.raises(UsageError, match="cannot be decoded in one launch"):
         cuda.CudaKernel(Decoder(spec).to(torch.bfloat16))

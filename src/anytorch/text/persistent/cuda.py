@@ -57,7 +57,9 @@ _RUN = (
 
 def refusal(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
     """Why this kernel cannot decode such a model there, in words; "" if it can."""
-    if device.type != "cuda" or torch.version.hip:
+    if (
+        torch.get_device_module(device) is not torch.cuda or torch.version.cuda is None
+    ):  # ROCm's torch calls itself so, too
         return f"it runs on GPUs of NVIDIA, not on {device}"
     if (found := torch.cuda.get_device_capability(device)) < CAPABILITY:
         return f"it needs compute capability 9.0, and this GPU has {found[0]}.{found[1]}"

@@ -23,7 +23,7 @@ from anytorch.native import trust
 
 log = logs.logger(__name__)
 
-FOLDER = "cuda"  # of the cache
+FOLDER = "cuda-kernels"  # of the cache
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
