@@ -133,7 +133,7 @@ def measure(name: str, dtype: torch.dtype, rate: float, compiled: bool) -> dict[
             found = []
             for context in contexts:
                 steps.lengths[0] = context
-                steps._places[0] = context - 1
+                steps._put(0, 5, context - 1)
                 steps.step()
                 found.append(milliseconds(lambda: [steps.step() for _ in range(REPLAYS)]) / REPLAYS)
             return (sum(found) - (found[0] + found[-1]) / 2) / 4
