@@ -20,6 +20,7 @@ NAMES = [
     "Kronos",
     "KronosPredictor",
     "KronosTokenizer",
+    "PersistentKernel",
     "Resolution",
     "TextGenerator",
     "__version__",

@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.text.embed import EngineQueue as EngineQueue
     from anytorch.text.embed import encode_file as encode_file
     from anytorch.text.generate import TextGenerator as TextGenerator
+    from anytorch.text.persistent.kernel import PersistentKernel as PersistentKernel
 
 # Module by module, the public names it gives; `devices`, `graph`, `memory`, `quant`, `webgpu` and `lite` are packages
 # themselves.
@@ -77,6 +78,7 @@ PUBLIC: dict[str, str] = {
     "text.decoders": "load_decoder",
     "text.embed": "ArrowEngine EngineQueue encode_file",
     "text.generate": "TextGenerator",
+    "text.persistent.kernel": "PersistentKernel",
     "webgpu": "webgpu",
 }
 # Names of the projects that anytorch grew out of, by the documented path that has them with anytorch-compat.

@@ -95,6 +95,20 @@ RUN: dict[str, Sample] = {
         "    (y,) = graph(inputs=given)\n"
         "    torch.testing.assert_close(y, torch.nn.functional.silu(given[0] @ given[1]))",
     ),
+    "2_02_persistent_kernel": Sample(
+        says=("DeviceFallbackWarning: device 'mps' cannot be used",),
+        given=YIRAGE + "import torch\n"
+        "step, tokens = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1024, dtype=torch.int64)\n",
+        then="words = mpk.attach_input(torch.eye(8), name='words')\n"
+        "ids = mpk.attach_input(torch.zeros(1, 1, dtype=torch.int64), name='ids')\n"
+        "x = mpk.new_tensor((1, 8), dtype='float32', name='x')\n"
+        "mpk.embed_layer(ids, words, x)\n"
+        "y = mpk.new_tensor((1, 8), dtype='float32', name='y')\n"
+        "mpk.linear_layer(x, mpk.attach_input(torch.eye(8).roll(1, 0), name='next'), y)\n"
+        "mpk.argmax_layer(y, mpk.new_tensor((1, 1), dtype='int64', name='chosen'))\n"
+        "mpk.compile()()\n"
+        "assert tokens[0, :4].tolist() == [0, 1, 2, 0] and step.tolist() == [2]",  # 2 is its eos_token_id
+    ),
     "2_03_auto_configure": Sample((r"Optimal config: \{.*'backend': 'cpu'",), given=YIRAGE),
     "2_04_performance": Sample(
         (r"Memory usage: \{.*'available': False", r"Performance results: \{.*'cpu'"), given=YIRAGE,
@@ -102,9 +116,15 @@ RUN: dict[str, Sample] = {
     "2_05_configuration": Sample(
         says=(FALLBACK,), given=YIRAGE, then="import json; json.load(open('optimal_config.json')); assert config"
     ),
-    "2_06_tune_cuda": Sample(says=(FALLBACK,), given=YIRAGE, then="assert yr.get_backend().value == 'cpu'"),
-    "2_07_tune_cpu": Sample(given=YIRAGE, then="assert yr.get_backend().value == 'cpu'"),
-    "2_08_tune_mps": Sample(says=("DeviceFallbackWarning: device 'mps' cannot be used",), given=YIRAGE),
+    "2_06_tune_cuda": Sample(
+        says=(FALLBACK,), given=YIRAGE, then="assert yr.get_backend().value == 'cpu' and mpk.device.type == 'cpu'"
+    ),
+    "2_07_tune_cpu": Sample(
+        given=YIRAGE, then="assert yr.get_backend().value == 'cpu' and 1 <= mpk.num_workers <= os.cpu_count()"
+    ),
+    "2_08_tune_mps": Sample(
+        says=("DeviceFallbackWarning: device 'mps' cannot be used",), given=YIRAGE, then="assert mpk.device.type == 'cpu'"
+    ),
     "2_09_backend_missing": Sample((r"Available: \['cpu'\]",), given=YIRAGE),
     "2_10_memory_short": Sample((r"Memory status: \{.*'total_gb': \d+\.\d+",), given=YIRAGE),
     "2_11_debug": Sample(
@@ -203,18 +223,12 @@ NEEDS_NPU: dict[str, Sample] = {
 SHAPES = ("5_10_device_info_keys", "5_11_memory_info_keys")
 
 # (document, block): what it waits for. `test_no_sample_is_forgotten` keeps this complete.
-LATER: dict[tuple[str, int], str] = {
-    ("2", 2): "PersistentKernel: Y3",
-    ("2", 6): "PersistentKernel: Y3 (the device part runs)",
-    ("2", 7): "PersistentKernel: Y3 (the device part runs)",
-    ("2", 8): "PersistentKernel: Y3 (the device part runs)",
-}
+LATER: dict[tuple[str, int], str] = {}
 
 # Lines left out of a copy, and why; every other line of a block is there.
 LEFT_OUT = {
     "1_02_detect_xpu": ("import intel_extension_for_pytorch as ipex",),  # archived; native torch.xpu does it
 }
-CUT_AT = {name: "mpk = yr.PersistentKernel(" for name in ("2_06_tune_cuda", "2_07_tune_cpu", "2_08_tune_mps")}
 
 
 def text_of(name: str) -> str:
@@ -311,8 +325,6 @@ def test_copy_is_the_documents_text(name: str) -> None:
     needs_seeds()
     document, block = name.split("_")[0], int(name.split("_")[1])
     lines = python_blocks(SEEDS / DOCUMENTS[document])[block].splitlines()
-    if name in CUT_AT:
-        lines = lines[: lines.index(CUT_AT[name])]
     assert all(line in lines for line in LEFT_OUT.get(name, ()))
     lines = [line for line in lines if line not in LEFT_OUT.get(name, ())]
     assert text_of(name).splitlines() == lines

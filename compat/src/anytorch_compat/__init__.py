@@ -17,28 +17,17 @@ probes and the child process until the caller uses it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from importlib import import_module
+from typing import Any
 
 
-def not_yet(name: str, arrives_with: str) -> str:
-    return f"{name} is documented, but not part of this version of anytorch: it arrives with {arrives_with}"
+def needing_torch(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A module's `__getattr__` for names whose home imports torch, which is imported when they are first asked for."""
 
-
-def later(module: str, names: Mapping[str, str]) -> Callable[[str], NoReturn]:
-    """A module's `__getattr__` for names that are still to come: `__getattr__ = later(__name__, {"Engine": "…"})`.
-
-    Reading an attribute raises AttributeError, so that `hasattr` keeps its meaning. `from module import Engine` would
-    swallow that and say "cannot import name" instead; the import machinery asks first, and is told with ImportError.
-    """
-
-    def missing(name: str) -> NoReturn:
-        if name not in names:
+    def found(name: str) -> Any:
+        if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        sentence = not_yet(f"{module}.{name}", names[name])
-        if "importlib" in sys._getframe(1).f_code.co_filename:  # "<frozen importlib._bootstrap>"
-            raise ImportError(sentence, name=module)
-        raise AttributeError(sentence)
+        return getattr(import_module(homes[name]), name)
 
-    return missing
+    return found

@@ -1,6 +1,6 @@
 """YiRage's names. `YIRAGE_BACKEND` and `YIRAGE_LOG_LEVEL` are honoured by anytorch itself."""
 
-from anytorch_compat import later
+from anytorch_compat import needing_torch
 from anytorch_compat.advice import auto_configure_backend as auto_configure_backend
 from anytorch_compat.graphs import bfloat16 as bfloat16
 from anytorch_compat.graphs import float16 as float16
@@ -16,12 +16,7 @@ from anytorch_compat.system import get_memory_info as get_memory_info
 
 from anytorch.graph.kernel_graph import new_kernel_graph as new_kernel_graph
 
-__getattr__ = later(
-    __name__,
-    {
-        "PersistentKernel": "the persistent kernel",
-    },
-)
+__getattr__ = needing_torch(__name__, {"PersistentKernel": "anytorch.text.persistent.kernel"})
 __all__ = [
     "BackendOptimizer",
     "BackendType",

@@ -1,0 +1,256 @@
+"""`PersistentKernel`: texts decoded without coming back to Python for every op.
+
+    kernel = anytorch.PersistentKernel.from_model("./Qwen3-0.6B", max_seq_length=1024)
+    kernel.generate([1, 15, 7], max_new_tokens=100)
+
+From a model it is the fastest way there is on the device. Written down layer by layer (`attach_input`, `embed_layer`, …,
+`compile()`, `kernel()`), as Mirage's documentation does it, it is a recorded step: `explain()` says which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anytorch import logs
+from anytorch.devices.choose import resolve
+from anytorch.errors import InputError, NativeUnavailable, UsageError
+from anytorch.recorded.graphs import Recorder
+from anytorch.text.decoders.loading import load_decoder
+from anytorch.text.decoders.model import Decoder
+from anytorch.text.decoders.rows import Rows
+from anytorch.text.decoders.steps import RecordedSteps
+from anytorch.text.packed.encoder import available_cores
+from anytorch.text.persistent import cuda
+from anytorch.text.persistent.host import HostKernel
+from anytorch.text.persistent.layers import Layers
+
+log = logs.logger(__name__)
+
+META = ("step", "tokens", "num_new_tokens")  # of a list, in this order
+
+
+class PersistentKernel(Layers):
+    """Texts decoded to their end in one call. See `from_model`, or write the layers down yourself.
+
+    `meta_tensors`: [step, tokens] (or with num_new_tokens), or a dictionary with at least these: `tokens`, int64
+    [rows, max_seq_length], has the prompts; `step`, int32 [rows], is the place of each row's last token. Keys and values of
+    the places before it are in the caches, unless `prompt_lengths` (in the dictionary) says that the rest of a prompt is to
+    be read. A call writes what follows into `tokens`, up to `eos_token_id` or the end of the row, and moves `step`.
+
+    `num_workers`: threads on a CPU; left out, or more than there are: as many as there are cores. A GPU has one worker on
+    each multiprocessor. `num_local_schedulers` and `num_remote_schedulers` are accepted: who computes what is fixed
+    before the first token, and nobody schedules. `world_size` is 1: a model over several cards is not supported.
+    """
+
+    def __init__(
+        self,
+        world_size: int = 1,
+        mpi_rank: int = 0,
+        num_workers: int | None = None,
+        num_local_schedulers: int | None = None,
+        num_remote_schedulers: int = 0,
+        max_seq_length: int = 1024,
+        eos_token_id: int | None = None,
+        meta_tensors: Sequence[Tensor] | Mapping[str, Tensor] | None = None,
+        profiler_tensor: Tensor | None = None,
+        spec_decode_config: Any = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        if world_size != 1 or mpi_rank != 0:
+            raise UsageError(
+                f"world_size={world_size}, mpi_rank={mpi_rank}: one process decodes on one device",
+                hint="leave both out; larger models run in tiers (anytorch.memory)",
+            )
+        if spec_decode_config is not None:
+            raise UsageError("spec_decode_config: speculative decoding is not built yet", hint="pass None")
+        if profiler_tensor is not None:
+            raise UsageError("profiler_tensor: traces are not built yet", hint="pass None")
+        for name, count, least in (
+            ("num_workers", num_workers, 1),
+            ("num_local_schedulers", num_local_schedulers, 0),
+            ("num_remote_schedulers", num_remote_schedulers, 0),
+            ("max_seq_length", max_seq_length, 1),
+        ):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
+                raise UsageError(f"{name}={count!r} is invalid: use a whole number from {least} on")
+        self.device = resolve(None if backend == "auto" else backend).device
+        self.num_workers = min(num_workers or available_cores(), available_cores())
+        self.max_seq_length, self.eos_token_id = max_seq_length, eos_token_id
+        self.meta = _meta(meta_tensors, max_seq_length)
+        self._rows: Rows | cuda.CudaKernel | None = None
+        self._recorder: Recorder | None = None
+
+    # --- from a model ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Decoder | str | Path,
+        max_seq_length: int | None = None,
+        backend: str = "auto",
+        rows: int = 1,
+        num_workers: int | None = None,
+        eos_token_id: int | None = None,
+    ) -> PersistentKernel:
+        """A kernel for a decoder where it is, or for the one in a Hugging Face folder on the device of `backend`.
+
+        `rows`: how many texts at once. `max_seq_length`: prompt and new tokens of a text together; left out: as many as the
+        model was made for.
+        """
+        if not isinstance(model, Decoder):
+            model = load_decoder(model, None if backend == "auto" else backend)
+        elif backend != "auto" and (wanted := resolve(backend).device).type != model.lm_head.weight.device.type:
+            raise UsageError(
+                f"the model is on {model.lm_head.weight.device}, and backend={backend!r} is {wanted}",
+                hint="move it there first, or leave backend out",
+            )
+        positions = min(max_seq_length or model.spec.max_positions, model.spec.max_positions)
+        made = cls(num_workers=num_workers, max_seq_length=positions, eos_token_id=eos_token_id)
+        made.device = model.lm_head.weight.device
+        made._rows = _fastest(model, rows, positions, made.num_workers)
+        return made
+
+    def generate(
+        self, ids: Sequence[int] | Sequence[Sequence[int]], max_new_tokens: int, ends: Collection[int] | None = None
+    ) -> Any:
+        """The most likely tokens after one prompt, or after each of several: at most `max_new_tokens`, and up to the first
+        of `ends` (left out: `eos_token_id`), which is left out. Raises InputError."""
+        if self._rows is None:
+            raise UsageError("this kernel has no model", hint="make it by PersistentKernel.from_model, or call it")
+        if not ids:
+            raise InputError("a prompt of 0 tokens: pass at least one")
+        several = not isinstance(ids[0], int)
+        prompts: Any = ids if several else [ids]
+        if ends is None:
+            ends = () if self.eos_token_id is None else (self.eos_token_id,)
+        if isinstance(self._rows, cuda.CudaKernel):
+            made = [self._rows.generate(prompt, max_new_tokens, ends) for prompt in prompts]
+        else:
+            made = self._rows.generate(prompts, max_new_tokens, ends)
+        return made if several else made[0]
+
+    # --- written down ------------------------------------------------------------------------------------------------
+
+    def compile(self, output_dir: str | Path | None = None) -> PersistentKernel:
+        """Check that the program is whole: token ids come in, others go out. (`output_dir` is accepted: nothing is
+        written.) The step is recorded when it has run once, where the device records."""
+        if self.input is None or self.output is None:
+            missing = "embed_layer" if self.input is None else "argmax_layer or sampling_layer"
+            raise UsageError(
+                f"the program has no {missing}", hint="begin with embed_layer, end with a choice of tokens"
+            )
+        if "tokens" not in self.meta:
+            raise UsageError("meta_tensors has no tokens", hint="pass meta_tensors=[step, tokens]")
+        rows = len(self.meta["tokens"])
+        if self.input.tensor.numel() != rows:
+            raise UsageError(f"embed_layer reads {self.input.tensor.numel()} tokens; meta_tensors has {rows} rows")
+        self._recorder = Recorder(self.input.tensor.device)
+        return self
+
+    def load(self, output_dir: str | Path | None = None) -> PersistentKernel:
+        """The same as `compile`, which writes nothing that could be loaded faster than it is made."""
+        return self.compile(output_dir)
+
+    @torch.no_grad()
+    def __call__(self) -> Tensor:
+        """Decode every row of `tokens` to its end; gives `tokens`, where the new ones are."""
+        if self._recorder is None or self.input is None or self.output is None:
+            raise UsageError("this kernel has no compiled program", hint="call compile() first")
+        tokens, step = self.meta["tokens"], self.meta["step"]
+        prompts = self.meta.get("prompt_lengths")
+        places = [int(one) for one in step.tolist()]
+        known = [int(one) for one in prompts.tolist()] if prompts is not None else [place + 1 for place in places]
+        end = min(self.max_seq_length, tokens.shape[1])
+        going = [row for row, place in enumerate(places) if place + 1 < end]
+        while going:
+            now = tokens.gather(1, step.to(torch.int64).view(-1, 1))
+            self.input.tensor.copy_(now.view(self.input.dims))
+            if self._places is not None:
+                self._places.copy_(step)
+            self._recorder.run((), self._step)
+            found = [int(one) for one in self.output.tensor.flatten().tolist()]
+            still = []
+            for row in going:
+                place = places[row] = places[row] + 1
+                if place >= known[row]:
+                    tokens[row, place] = found[row]
+                if place + 1 < end and (place < known[row] or found[row] != self.eos_token_id):
+                    still.append(row)
+            step.copy_(torch.tensor(places, dtype=step.dtype))
+            going = still
+        return tokens
+
+    def _step(self) -> Tensor:
+        for work in self.work:
+            work()
+        assert self.output is not None
+        return self.output.tensor
+
+    # --- what it is --------------------------------------------------------------------------------------------------
+
+    def explain(self) -> str:
+        """How tokens are computed here, and why, in words."""
+        if isinstance(self._rows, cuda.CudaKernel):
+            return f"one launch for all tokens of a text, {self._rows.blocks} blocks on {self.device}"
+        if isinstance(self._rows, HostKernel):
+            return f"one call of C++ for all tokens of up to {self._rows.rows} texts, {self._rows.threads} workers"
+        if isinstance(self._rows, RecordedSteps):
+            return f"a recorded step for each token of up to {self._rows.rows} texts on {self.device}" + (
+                f"; not recorded: {self._rows.recorded}" if self._rows.recorded else ""
+            )
+        if self._recorder is None:
+            return f"a program of {len(self.work)} pieces of work that is not compiled"
+        how = f"; not recorded: {self._recorder.failed}" if self._recorder.failed else ""
+        return f"a recorded step of {len(self.work)} layers for each token, on {self._recorder.device}{how}"
+
+
+def _fastest(decoder: Decoder, rows: int, positions: int, workers: int) -> Rows | cuda.CudaKernel:
+    """One launch, one call of C++, or recorded steps: the first of these that the device and the model allow."""
+    weight = decoder.lm_head.weight
+    if weight.device.type == "cpu":
+        try:
+            return HostKernel(decoder, rows, positions, workers)
+        except NativeUnavailable as exc:
+            log.info("recorded steps in place of C++: %s", exc.message)
+    elif rows == 1 and not (why := cuda.refusal(decoder.spec, weight.dtype, weight.device)):
+        try:
+            return cuda.CudaKernel(decoder, positions)
+        except NativeUnavailable as exc:
+            log.info("recorded steps in place of one launch: %s", exc.message)
+    elif rows == 1:
+        log.info("recorded steps in place of one launch: %s", why)
+    return RecordedSteps(decoder, rows, positions)
+
+
+def _meta(given: Sequence[Tensor] | Mapping[str, Tensor] | None, length: int) -> dict[str, Tensor]:
+    """The tensors by their names. Raises UsageError for shapes and types that cannot be meant."""
+    if given is None:
+        return {}
+    named = dict(given) if isinstance(given, Mapping) else dict(zip(META, given, strict=False))
+    if not isinstance(given, Mapping) and not 2 <= len(given) <= len(META):
+        raise UsageError(f"meta_tensors has {len(given)} tensors", hint="pass [step, tokens]")
+    for name in ("step", "tokens"):
+        if name not in named:
+            raise UsageError(f"meta_tensors has no {name!r}", hint="pass [step, tokens], or a dictionary with both")
+    step, tokens = named["step"], named["tokens"]
+    if tokens.dim() != 2 or tokens.dtype != torch.int64 or tokens.shape[1] < length:
+        raise UsageError(
+            f"tokens is {tokens.dtype} of {list(tokens.shape)}, not int64 of [rows, {length} or more]",
+            hint=f"torch.zeros(rows, {length}, dtype=torch.int64)",
+        )
+    for name in ("step", "prompt_lengths"):
+        if name in named and (
+            named[name].shape != tokens.shape[:1] or named[name].dtype not in (torch.int32, torch.int64)
+        ):
+            raise UsageError(
+                f"{name} is {named[name].dtype} of {list(named[name].shape)}, not int32 of [{len(tokens)}]"
+            )
+    if step.device != tokens.device:
+        raise UsageError(f"step is on {step.device}, tokens on {tokens.device}", hint="put both on one device")
+    return named
