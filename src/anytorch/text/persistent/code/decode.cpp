@@ -114,50 +114,53 @@ INLINE void in_fours(int64_t texts, Some some) {
   for (; first < texts; first++) some(std::integral_constant<int, 1>{}, first);
 }
 
-// R rows of weights by B rows of inputs. Each sum has an order of its own that depends on nothing else.
+// R rows of weights, `apart` from one another, by B rows of inputs. Each sum has an order of its own that depends on nothing else.
 template <typename T, int R, int B>
-INLINE void dots(const T* w, int64_t columns, const float* x, int64_t stride, float (&found)[R][B]) {
+INLINE void dots(const T* w, int64_t apart, int64_t columns, const float* x, int64_t stride, float (&found)[R][B]) {
   vf sums[R][B] = {};
   int64_t i = 0;
   for (; i + W <= columns; i += W) {
     vf in[B];
     for (int b = 0; b < B; b++) in[b] = load(x + b * stride + i);
     for (int r = 0; r < R; r++) {
-      vf weight = lanes(w + r * columns + i);
+      vf weight = lanes(w + r * apart + i);
       for (int b = 0; b < B; b++) sums[r][b] = fma(weight, in[b], sums[r][b]);
     }
   }
   for (int r = 0; r < R; r++)
     for (int b = 0; b < B; b++) {
       float total = sum(sums[r][b]);
-      for (int64_t j = i; j < columns; j++) total = plus_product(total, get(w + r * columns + j), x[b * stride + j]);
+      for (int64_t j = i; j < columns; j++) total = plus_product(total, get(w + r * apart + j), x[b * stride + j]);
       found[r][b] = total;
     }
 }
 
 template <typename T, int R, int B>  // compiled once, whoever calls it
-__attribute__((noinline)) void dots_of(const T* w, int64_t columns, const float* x, int64_t stride, float (&found)[R][B]) {
-  dots<T, R, B>(w, columns, x, stride, found);
+__attribute__((noinline)) void dots_of(const T* w, int64_t apart, int64_t columns, const float* x, int64_t stride,
+                                       float (&found)[R][B]) {
+  dots<T, R, B>(w, apart, columns, x, stride, found);
 }
 
-// Calls done(row, text, value) for R rows of a matrix from `row` on and all texts. They are in the cache from the second on.
+// Calls done(row, text, value) for R rows of a matrix, the first and every `apart`th, and all texts.
 template <typename T, int R, typename Done>
-INLINE void multiply_rows(const Matrix& m, int64_t row, const float* x, int64_t texts, Done done) {
+INLINE void multiply_rows(const Matrix& m, int64_t row, int64_t apart, const float* x, int64_t texts, Done done) {
   const T* data = static_cast<const T*>(m.data) + row * m.columns;
   auto some = [&](auto few, int64_t first) {
     constexpr int B = decltype(few)::value;
     float found[R][B];
-    dots_of<T, R, B>(data, m.columns, x + first * m.columns, m.columns, found);
+    dots_of<T, R, B>(data, apart * m.columns, m.columns, x + first * m.columns, m.columns, found);
     for (int i = 0; i < R; i++)
-      for (int b = 0; b < B; b++) done(row + i, first + b, found[i][b] + (m.bias ? m.bias[row + i] : 0.0f));
+      for (int b = 0; b < B; b++)
+        done(row + i * apart, first + b, found[i][b] + (m.bias ? m.bias[row + i * apart] : 0.0f));
   };
   in_fours(texts, some);
 }
+// Rows of four places at once: a processor fetches ahead in a few long streams, and loses its way among neighbouring short ones.
 template <typename T, typename Done>
 void multiply(const Matrix& m, Part rows, const float* x, int64_t texts, Done done) {
-  int64_t r = rows.begin;
-  for (; r + TOGETHER <= rows.end; r += TOGETHER) multiply_rows<T, TOGETHER>(m, r, x, texts, done);
-  for (; r < rows.end; r++) multiply_rows<T, 1>(m, r, x, texts, done);
+  const int64_t apart = (rows.end - rows.begin) / TOGETHER;
+  for (int64_t i = 0; i < apart; i++) multiply_rows<T, TOGETHER>(m, rows.begin + i, apart, x, texts, done);
+  for (int64_t r = rows.begin + TOGETHER * apart; r < rows.end; r++) multiply_rows<T, 1>(m, r, 1, x, texts, done);
 }
 // The same with a matrix in panels. `rows` begins with one of them.
 template <int BITS, typename Done>
@@ -337,7 +340,7 @@ class Worker {
       float weights[BLOCK], highest = top;
       for (int64_t p = 0; p < count; p++) {
         float found[1][1];
-        dots<T, 1, 1>(keys + (begin + p) * m.head, m.head, query, m.head, found);
+        dots<T, 1, 1>(keys + (begin + p) * m.head, 0, m.head, query, m.head, found);
         weights[p] = found[0][0] * scale;
         highest = std::max(highest, weights[p]);
       }
@@ -393,7 +396,7 @@ class Worker {
     std::fill(where, where + r.rows, INT64_MAX);
     product(m.logits, [&](int64_t row, int64_t b, float value) {
       r.logits[b * m.vocabulary + row] = value;
-      if (value > best[b]) best[b] = value, where[b] = row;
+      if (value > best[b] || (value == best[b] && row < where[b])) best[b] = value, where[b] = row;
     });
     s.barrier.wait();
     if (mine) return;

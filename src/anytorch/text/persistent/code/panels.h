@@ -15,9 +15,9 @@
 
 constexpr int PANEL = 16, GROUP = 32, QUADS = GROUP / 4;
 
-// Inputs of some texts, rounded: x = step * whole number, with a step for every group.
+// Inputs of some texts, rounded: x = step * whole number, with a step for every group. Texts are side by side: [groups, texts, …].
 struct Rounded {
-  int64_t groups = 0;  // of a text
+  int64_t groups = 0, texts = 0;
   std::vector<int8_t> bytes;
   std::vector<int32_t> pairs;  // columns 4j and 4j + 2, then 4j + 1 and 4j + 3, as 16-bit numbers: where bytes have no instruction
   std::vector<int32_t> sums;   // of a group's whole numbers
@@ -66,10 +66,10 @@ INLINE void round_group(const float* x, int8_t* bytes, int32_t* pairs, int32_t& 
 }
 
 inline void round_inputs(const float* x, int64_t texts, int64_t columns, Rounded& out) {
-  out.groups = (columns + GROUP - 1) / GROUP;
+  out.groups = (columns + GROUP - 1) / GROUP, out.texts = texts;
   for (int64_t b = 0; b < texts; b++)
     for (int64_t g = 0; g < out.groups; g++) {
-      const int64_t slot = b * out.groups + g, left = columns - g * GROUP;
+      const int64_t slot = g * texts + b, left = columns - g * GROUP;
       const float* from = x + b * columns + g * GROUP;
       float filled[GROUP] = {};
       if (left < GROUP) from = (const float*)memcpy(filled, from, left * sizeof(float));
@@ -89,6 +89,15 @@ INLINE int32_t word(const int8_t* p) {
   return w;
 }
 
+// GCC computes all products of a group before it adds any, and keeps all inputs for the next vector: more than there are registers,
+// at half the speed. These tell it that a sum is needed now, and that memory may have changed.
+INLINE void add_now(vi& sum) {
+#if defined(__x86_64__)
+  asm("" : "+v"(sum));
+#endif
+}
+INLINE void forget_inputs() { asm volatile("" ::: "memory"); }
+
 #if !HAS_FOURS && defined(__AVX2__)
 // The products of bytes, below 16 on one side, added up in 16 bits: 8 pairs of at most 2 * 15 * 127 fit.
 #if defined(__AVX512BW__)
@@ -104,13 +113,13 @@ INLINE vi plus_short(vi sum, vi codes, vi x) {
 
 // sums[b] + the products of one group: W rows' codes, 64 bytes from vector to vector, by the group's inputs of B texts.
 template <int BITS, int B>
-INLINE void plus_group(const uint8_t* codes, const Rounded& x, const int64_t (&slots)[B], vi (&sums)[B]) {
+INLINE void plus_group(const uint8_t* codes, const int8_t* bytes, const int32_t* pairs, vi (&sums)[B]) {
   constexpr int LINE = PANEL * 4;
 #if HAS_FOURS
   for (int j = 0; j < QUADS * BITS / 8; j++) {
     const vi both = load_codes(codes + j * LINE), low = BITS == 8 ? both : both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
     for (int b = 0; b < B; b++) {
-      const int8_t* in = x.bytes.data() + slots[b] * GROUP + 4 * j;
+      const int8_t* in = bytes + b * GROUP + 4 * j;
       sums[b] = multiply_fours(sums[b], low, fill_int(word(in)));
       if (BITS == 4) sums[b] = multiply_fours(sums[b], high, fill_int(word(in + GROUP / 2)));
     }
@@ -122,9 +131,10 @@ INLINE void plus_group(const uint8_t* codes, const Rounded& x, const int64_t (&s
     for (int j = 0; j < QUADS / 2; j++) {
       const vi both = load_codes(codes + j * LINE), low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
       for (int b = 0; b < B; b++) {
-        const int8_t* in = x.bytes.data() + slots[b] * GROUP + 4 * j;
+        const int8_t* in = bytes + b * GROUP + 4 * j;
         shorts[b] = plus_short(shorts[b], low, fill_int(word(in)));
         shorts[b] = plus_short(shorts[b], high, fill_int(word(in + GROUP / 2)));
+        if (B > 1) add_now(shorts[b]);
       }
     }
     for (int b = 0; b < B; b++) sums[b] = multiply_pairs(sums[b], fill_int(0x00010001), shorts[b]);
@@ -136,10 +146,11 @@ INLINE void plus_group(const uint8_t* codes, const Rounded& x, const int64_t (&s
     const vi both = load_codes(codes + j * LINE), even = both & MASK, odd = (both >> 8) & MASK;
     const vi high_even = (both >> 4) & MASK, high_odd = (both >> 12) & MASK;
     for (int b = 0; b < B; b++) {
-      const int32_t* in = x.pairs.data() + slots[b] * GROUP / 2 + 2 * j;
+      const int32_t* in = pairs + b * GROUP / 2 + 2 * j;
       sums[b] = multiply_pairs(multiply_pairs(sums[b], fill_int(in[0]), even), fill_int(in[1]), odd);
       if (BITS == 4)
         sums[b] = multiply_pairs(multiply_pairs(sums[b], fill_int(in[GROUP / 4]), high_even), fill_int(in[GROUP / 4 + 1]), high_odd);
+      if (B > 1) add_now(sums[b]);
     }
   }
 #endif
@@ -151,17 +162,20 @@ __attribute__((noinline)) void panel_by(const uint8_t* codes, const f16* scales,
                                         float (&found)[PANEL][B]) {
   constexpr int VECTORS = PANEL / W, NBYTES = PANEL * GROUP * BITS / 8;
   vf totals[VECTORS][B] = {};
-  int64_t slots[B];
-  for (int b = 0; b < B; b++) slots[b] = (first + b) * x.groups;
-  for (int64_t g = 0; g < x.groups; g++, codes += NBYTES, scales += PANEL) {
+  const int8_t* bytes = x.bytes.data() + first * GROUP;
+  const int32_t *pairs = x.pairs.data() + (HAS_FOURS ? 0 : first * GROUP / 2), *taken = x.sums.data() + first;
+  const float* steps = x.steps.data() + first;
+  for (int64_t g = 0; g < x.groups; g++) {
     for (int v = 0; v < VECTORS; v++) {
       vi sums[B];
-      for (int b = 0; b < B; b++) sums[b] = fill_int(-(1 << (BITS - 1)) * x.sums[slots[b]]);
-      plus_group<BITS, B>(codes + v * W * 4, x, slots, sums);
+      if (B > 1 && VECTORS > 1) forget_inputs();
+      for (int b = 0; b < B; b++) sums[b] = fill_int(-(1 << (BITS - 1)) * taken[b]);
+      plus_group<BITS, B>(codes + v * W * 4, bytes, pairs, sums);
       const vf scale = lanes(scales + v * W);
-      for (int b = 0; b < B; b++) totals[v][b] = fma(to_float(sums[b]), scale * x.steps[slots[b]], totals[v][b]);
+      for (int b = 0; b < B; b++) totals[v][b] = fma(to_float(sums[b]), scale * steps[b], totals[v][b]);
     }
-    for (int b = 0; b < B; b++) slots[b]++;
+    codes += NBYTES, scales += PANEL, bytes += x.texts * GROUP, taken += x.texts, steps += x.texts;
+    if (!HAS_FOURS) pairs += x.texts * GROUP / 2;
   }
   for (int b = 0; b < B; b++)
     for (int v = 0; v < VECTORS; v++)
