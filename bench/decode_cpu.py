@@ -10,8 +10,9 @@ contenders have the same weights (rounded each in its own way for int8 and int4)
 table gives the best and the median time per token, without the prompt, and which share of the read bandwidth that is: bytes
 of weights that a token reads, by the best time, by the bandwidth measured between the turns (torch adds up 256 MiB).
 Answers come first: after the prompt and some more tokens every contender's logits are compared with the float32 decoder's on
-the weights it should have. Ours and transformers' must be close to their own reference; llama.cpp's, which rounds in its own
-way, must be as close to the unrounded weights' as ours, within a factor of two.
+the weights it should have. For int8 and int4 ours must be as close to that as rounding the inputs explains, times 1.5: the
+reference is computed with inputs rounded, too. llama.cpp's, which rounds in its own way, must be as close to the unrounded
+weights' as ours, times 2.
 `--llama` is a folder with llama.cpp's libraries (bench/decode_cpu_llama.py says where from); GGUF files are written to
 --folder, and removed again. ANYTORCH_SIMD=avx2 with --llama-cpu haswell compares both without AVX-512.
 What it does not show: prompts, several texts, long contexts, quality on real text, other people's machines.
@@ -40,7 +41,7 @@ from anytorch.text.decoders import Decoder
 from anytorch.text.decoders.spec import read_spec
 from anytorch.text.generate.bandwidth import measure_read
 from anytorch.text.persistent.host import HostKernel
-from anytorch.text.persistent.panels import PanelMemory, unpacked
+from anytorch.text.persistent.panels import PanelMemory, rounded, unpacked
 
 SHAPE: dict[str, Any] = {
     "model_type": "qwen3",
@@ -58,8 +59,8 @@ SHAPE: dict[str, Any] = {
 }
 CHECKED = 4  # tokens after the prompt whose logits are compared
 # How far logits may be from the reference's, of their norm. llama.cpp keeps keys and values in float16.
-ALLOWED = {"float32": 1e-4, "bfloat16": 0.03, "int8": 0.03, "int4": 0.03}
-LLAMA_ALLOWED = {"float32": 3e-3, "bfloat16": 0.03}
+ALLOWED = {"float32": 1e-4, "bfloat16": 0.05}
+LLAMA_ALLOWED = {"float32": 5e-3, "bfloat16": 0.05}
 PACKED = ("int8", "int4")
 Generate = Callable[
     [list[int], int], tuple[float, list[int]]
@@ -142,15 +143,19 @@ def llamas(llama: Llama, vocabulary: int) -> Generate:
 # --- answers -----------------------------------------------------------------------------------------------------------
 
 
-def unpacked_decoder(decoder: Decoder, precision: str) -> Decoder:
-    """In float32, with the weights that the kernel's panels stand for; the words as they are."""
+def of_unpacked(decoder: Decoder, precision: str, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The reference's logits with the weights that the kernel's panels stand for; and those with inputs rounded as there, too."""
     plain = Decoder(decoder.spec).eval().requires_grad_(False)
     plain.load_state_dict(decoder.state_dict())
     for layer in plain.modules():
         if isinstance(layer, nn.Linear):
             memory = PanelMemory([tuple(layer.weight.shape)], precision, lambda _address, _nbytes: None)
             layer.weight = nn.Parameter(unpacked(memory.add(layer.weight)), requires_grad=False)
-    return plain
+    logits = reference(plain, ids)
+    for layer in plain.modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_pre_hook(lambda _layer, given: (rounded(given[0]),))
+    return logits, reference(plain, ids)
 
 
 def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -199,17 +204,20 @@ def compare(base: Decoder, precision: str, llama: Any, options: argparse.Namespa
         threads=options.threads,
         weights=precision if precision in PACKED else None,  # type: ignore[arg-type]
     )
-    wanted = reference(unpacked_decoder(base, precision), ids) if precision in PACKED else unrounded
+    wanted, allowed = unrounded, ALLOWED.get(precision, 0.0)
+    if precision in PACKED:
+        wanted, explained = of_unpacked(base, precision, ids)
+        allowed = 1.5 * off(explained, wanted)
     found = kernel_logits(kernel, ids)
     errors = {"anytorch": off(found, wanted)}
-    must_be("ours", errors["anytorch"], ALLOWED[precision])
+    must_be("ours", errors["anytorch"], allowed)
     to_unrounded = {"anytorch": off(found, unrounded)}
     nbytes = {"anytorch": kernel.weight_nbytes}
     runs = {"anytorch": ours(kernel)}
     if precision not in PACKED and not options.no_transformers:
         model = as_transformers(decoder).requires_grad_(False)
         errors["transformers"] = off(model(torch.tensor([ids])).logits[0, -CHECKED:], wanted)
-        must_be("transformers", errors["transformers"], ALLOWED[precision])
+        must_be("transformers", errors["transformers"], allowed)
         runs["transformers"], nbytes["transformers"] = theirs(model), nbytes["anytorch"]
     peer = None
     if llama is not None:

@@ -20,7 +20,7 @@ from anytorch.quant import pack, unpack
 from anytorch.text.decoders import Decoder
 from anytorch.text.decoders.spec import read_spec
 from anytorch.text.persistent.host import HostKernel, panel_product
-from anytorch.text.persistent.panels import FORMATS, PanelMemory, Panels, unpacked
+from anytorch.text.persistent.panels import FORMATS, PanelMemory, Panels, rounded, unpacked
 
 SHAPES = [(16, 32), (40, 96), (5, 37), (33, 1000), (1, 1)]
 SMALL: dict[str, Any] = {
@@ -48,17 +48,13 @@ def _groups(x: Tensor) -> Tensor:
     return F.pad(x, (0, -x.shape[-1] % 32)).unflatten(-1, (-1, 32))
 
 
-def _rounded(x: Tensor) -> Tensor:
-    groups = _groups(x)
-    greatest = groups.abs().amax(-1, keepdim=True)
-    inverse = torch.where(greatest > 0, 127 / greatest, 0)
-    whole = (groups.double() * inverse.double()).round()
-    return (whole * (greatest / 127).double()).to(x.dtype).flatten(-2)[..., : x.shape[-1]]
+def _tops(x: Tensor) -> Tensor:
+    return _groups(x).abs().amax(-1)
 
 
 def _bound(x: Tensor, weight: Tensor) -> Tensor:
     """How far a product with rounded inputs may be from the one with the inputs as they are: [texts, rows]."""
-    return (_groups(x).abs().amax(-1) / 254) @ _groups(weight.abs()).sum(-1).T
+    return (_tops(x) / 254) @ _groups(weight.abs()).sum(-1).T
 
 
 def _decoder(name: str, dtype: torch.dtype = torch.float32) -> Decoder:
@@ -76,7 +72,7 @@ def _reference(decoder: Decoder, weights: str, rounding: bool = True) -> Decoder
         if isinstance(layer, nn.Linear):
             layer.weight = nn.Parameter(unpacked(_packed(layer.weight, weights)), requires_grad=False)
             if rounding:
-                layer.register_forward_pre_hook(lambda _layer, given: (_rounded(given[0]),))
+                layer.register_forward_pre_hook(lambda _layer, given: (rounded(given[0]),))
     return made
 
 
@@ -113,6 +109,15 @@ def test_weights_that_are_not_finite_are_refused() -> None:
         _packed(torch.tensor([torch.inf, *[0.0] * 63]).view(2, 32), "int8")
 
 
+def test_rounded_inputs_are_near_their_own() -> None:
+    x = torch.randn(3, 100) * 5
+    assert (
+        (rounded(x) - x).abs() <= torch.cat([one.repeat(1, 32) for one in _tops(x).split(1, 1)], 1)[:, :100] / 253.9
+    ).all()
+    assert len(rounded(torch.randn(1, 32)).unique()) > 20
+    assert (rounded(torch.zeros(1, 5)) == 0).all()
+
+
 # --- products ----------------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +134,7 @@ def test_products_are_right_at_every_simd_level(weights: str, level: str, monkey
         values = unpacked(packed)
         found = panel_product(x, packed, bias)
         size = x.abs() @ values.abs().T + bias.abs()
-        exact = _rounded(x).double() @ values.double().T + bias
+        exact = rounded(x).double() @ values.double().T + bias
         assert ((found - exact).abs() <= 2e-6 * size).all(), (rows, columns)
         plain = x.double() @ values.double().T + bias
         assert ((found - plain).abs() <= _bound(x, values) + 2e-6 * size).all(), (rows, columns)

@@ -88,6 +88,16 @@ def unpacked(panels: Panels) -> Tensor:
     return values.reshape(count * ROWS, groups * COLUMNS)[: panels.shape[0], : panels.shape[1]].contiguous()
 
 
+def rounded(x: Tensor) -> Tensor:
+    """Inputs […, columns] as the kernel rounds them to 8 bits, in their own dtype: a scale for every 32."""
+    groups = F.pad(x, (0, -x.shape[-1] % COLUMNS)).unflatten(-1, (-1, COLUMNS)).float()
+    greatest = groups.abs().amax(-1, keepdim=True)
+    # Divided by a tensor: torch takes a number's share by the reciprocal, which is rounded once more.
+    inverse = torch.where(greatest > 0, torch.full_like(greatest, 127) / greatest, 0)
+    whole = (groups.double() * inverse.double()).round()
+    return (whole * (greatest / 127).double()).to(x.dtype).flatten(-2)[..., : x.shape[-1]]
+
+
 def _arrange(packed: QuantTensor, begin: int, codes: Tensor, scales: Tensor) -> None:
     """Panels from `begin` on of a packed weight into their places."""
     panels, groups = codes.shape[:2]
