@@ -144,7 +144,7 @@ def llamas(llama: Llama, vocabulary: int) -> Generate:
 
 
 def of_unpacked(decoder: Decoder, precision: str, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The reference's logits with the weights that the kernel's panels stand for; and those with inputs rounded as there, too."""
+    """The reference's logits with the weights that the kernel's panels stand for; and with inputs rounded as there, too."""
     plain = Decoder(decoder.spec).eval().requires_grad_(False)
     plain.load_state_dict(decoder.state_dict())
     for layer in plain.modules():

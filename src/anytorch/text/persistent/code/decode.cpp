@@ -61,15 +61,26 @@ struct Run {
 namespace {
 
 constexpr int SPINS = 2000;     // looks at a barrier, some 50 microseconds
+constexpr int LINE = 64;        // bytes that memory is fetched in
+constexpr int AHEAD = 1 << 18;  // bytes of weights that are fetched while waiting, within the second cache
 constexpr int BLOCK = 64;       // positions of a context that are weighed at once
 constexpr int LONG = 256;       // positions from which on a head's context is cut into parts
 constexpr int TOGETHER = 4;     // rows of weights, and of texts, in registers at once
 
-// Who comes early looks for a while, then sleeps: where others want the cores, looking on takes them from whoever is late.
+struct Memory {
+  const char* begin;
+  int64_t nbytes;
+};
+INLINE void fetch(Memory memory) {
+  for (int64_t i = 0; i < memory.nbytes; i += LINE) __builtin_prefetch(memory.begin + i, 0, 2);
+}
+
+// Who comes early fetches what it reads next, looks on for a while, then sleeps: where others want the cores, looking on takes them
+// from whoever is late.
 class Barrier {
  public:
   explicit Barrier(int workers) : workers(workers) {}
-  void wait() {
+  void wait(Memory ahead = {nullptr, 0}) {
     const int seen = turn.load(std::memory_order_relaxed);
     if (arrived.fetch_add(1, std::memory_order_acq_rel) == workers - 1) {
       arrived.store(0, std::memory_order_relaxed);
@@ -82,6 +93,9 @@ class Barrier {
     }
     for (int i = 0; i < SPINS; i++) {
       if (turn.load(std::memory_order_acquire) != seen) return;
+      const int64_t few = std::min<int64_t>(ahead.nbytes, 4 * LINE);
+      fetch({ahead.begin, few});
+      ahead.begin += few, ahead.nbytes -= few;
 #if defined(__x86_64__)
       _mm_pause();
 #endif
@@ -228,7 +242,8 @@ class Worker {
   void live() {
     for (int64_t step = 0; step < r.steps; step++) {
       begin_token();
-      for (int64_t layer = 0; layer < m.layers; layer++) one_layer(m.layer[layer]);
+      for (int64_t layer = 0; layer < m.layers; layer++)
+        one_layer(m.layer[layer], layer + 1 < m.layers ? m.layer[layer + 1].q : m.logits);
       choose(step);
       s.barrier.wait();
       if (s.ended) return;
@@ -256,6 +271,14 @@ class Worker {
     take(wide.data(), m.width);
   }
 
+  // The first weights that this worker reads of a matrix.
+  Memory begin_of(const Matrix& by) {
+    const Part rows = own_rows(by.rows);
+    const int64_t columns = m.bits ? (by.columns + GROUP - 1) / GROUP * GROUP : by.columns;
+    const int64_t row_bits = columns * (m.bits ? m.bits : 8 * (int64_t)sizeof(T));
+    return {static_cast<const char*>(by.data) + rows.begin * row_bits / 8,
+            std::min<int64_t>(AHEAD, (rows.end - rows.begin) * row_bits / 8 / (m.bits ? 1 : TOGETHER))};
+  }
   Part own_rows(int64_t rows) { return part(rows, mine, workers, m.bits ? PANEL : TOGETHER); }
   // Calls done(row, text, value) for this worker's rows of a matrix.
   template <typename Done>
@@ -269,7 +292,7 @@ class Worker {
     product(by, [&](int64_t row, int64_t b, float value) { s.x[b * m.width + row] += value; });
   }
 
-  void one_layer(const Layer& l) {
+  void one_layer(const Layer& l, const Matrix& next) {
     const int64_t queries = m.heads * m.head, keys = m.kv_heads * m.head, all = queries + 2 * keys;
     take_normed(l.norm);
     int64_t first = 0;
@@ -279,16 +302,16 @@ class Worker {
     }
     s.barrier.wait();
     attend(l);
-    s.barrier.wait();
+    s.barrier.wait(begin_of(l.out));
     take(joined(), queries);
     add_product(l.out);
-    s.barrier.wait();
+    s.barrier.wait(begin_of(l.gate));
     take_normed(l.after);
     gated(l);
-    s.barrier.wait();
+    s.barrier.wait(begin_of(l.down));
     take(s.hidden.data(), m.inner);
     add_product(l.down);
-    s.barrier.wait();
+    s.barrier.wait(begin_of(next));
   }
 
   void gated(const Layer& l) {
@@ -322,12 +345,32 @@ class Worker {
         const float* value = own + (m.heads + m.kv_heads + kv) * m.head;
         for (int64_t i = 0; i < m.head; i++) put(keys + place * m.head + i, key[i]), put(values + place * m.head + i, value[i]);
       }
+      // A head's keys and values are a short stream each, which a processor finds late: values come while keys are weighed.
+      const int64_t nbytes = std::min<int64_t>(BLOCK, span.end - span.begin) * m.head * sizeof(T);
+      fetch({reinterpret_cast<const char*>(values + span.begin * m.head), nbytes});
       for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
         turned(own + h * m.head, l.q_norm, m, place, kept.data(), query.data());
         const int64_t slot = (b * m.heads + h) * s.parts + piece;
         weigh(query.data(), keys, values, span, s.mixed.data() + slot * m.head, s.tops[slot], s.sums[slot]);
       }
     }
+  }
+
+  // Products of a query with R keys.
+  template <int R>
+  void score(const float* query, const T* keys, float* found) {
+    float each[R][1];
+    dots<T, R, 1>(keys, m.head, m.head, query, m.head, each);
+    for (int i = 0; i < R; i++) found[i] = each[i][0];
+  }
+  // R vectors of what was summed, scaled anew, and `count` values by their weights.
+  template <int R>
+  void mix(const T* values, const float* weights, int64_t count, float shrink, float* out) {
+    vf mixed[R];
+    for (int i = 0; i < R; i++) mixed[i] = load(out + i * W) * shrink;
+    for (int64_t p = 0; p < count; p++)
+      for (int i = 0; i < R; i++) mixed[i] = fma(lanes(values + p * m.head + i * W), fill(weights[p]), mixed[i]);
+    for (int i = 0; i < R; i++) store(out + i * W, mixed[i]);
   }
 
   // The softmax of a query over some positions, in one pass: what was summed is scaled anew when the maximum grows.
@@ -338,12 +381,10 @@ class Worker {
     for (int64_t begin = span.begin; begin < span.end; begin += BLOCK) {
       const int64_t count = std::min<int64_t>(BLOCK, span.end - begin);
       float weights[BLOCK], highest = top;
-      for (int64_t p = 0; p < count; p++) {
-        float found[1][1];
-        dots<T, 1, 1>(keys + (begin + p) * m.head, 0, m.head, query, m.head, found);
-        weights[p] = found[0][0] * scale;
-        highest = std::max(highest, weights[p]);
-      }
+      int64_t scored = 0;
+      for (; scored + TOGETHER <= count; scored += TOGETHER) score<TOGETHER>(query, keys + (begin + scored) * m.head, weights + scored);
+      for (; scored < count; scored++) score<1>(query, keys + (begin + scored) * m.head, weights + scored);
+      for (int64_t p = 0; p < count; p++) weights[p] *= scale, highest = std::max(highest, weights[p]);
       for (int64_t p = count; p < BLOCK; p++) weights[p] = -FLT_MAX;
       const float shrink = std::exp(top - highest);
       vf sums = {};
@@ -355,16 +396,13 @@ class Worker {
         sums = sums + grown;
       }
       total = total * shrink + sum(sums);
-      for (int64_t i = 0; i < m.head; i += W) {
-        const int64_t left = std::min<int64_t>(W, m.head - i);
-        vf mixed = left == W ? load(out + i) : lanes(out + i, left);
-        mixed = mixed * shrink;
-        for (int64_t p = 0; p < count; p++) {
-          const T* value = values + (begin + p) * m.head + i;
-          mixed = fma(left == W ? lanes(value) : lanes(value, left), fill(weights[p]), mixed);
-        }
-        if (left == W) store(out + i, mixed);
-        else put_lanes(out + i, mixed, left);
+      const T* first = values + begin * m.head;
+      int64_t i = 0;
+      for (; i + TOGETHER * W <= m.head; i += TOGETHER * W) mix<TOGETHER>(first + i, weights, count, shrink, out + i);
+      for (; i + W <= m.head; i += W) mix<1>(first + i, weights, count, shrink, out + i);
+      for (; i < m.head; i++) {
+        out[i] *= shrink;
+        for (int64_t p = 0; p < count; p++) out[i] = plus_product(out[i], get(first + p * m.head + i), weights[p]);
       }
       top = highest;
     }
