@@ -95,7 +95,8 @@ def rounded(x: Tensor) -> Tensor:
     # Divided by a tensor: torch takes a number's share by the reciprocal, which is rounded once more.
     inverse = torch.where(greatest > 0, torch.full_like(greatest, 127) / greatest, 0)
     whole = (groups.double() * inverse.double()).round()
-    return (whole * (greatest / 127).double()).to(x.dtype).flatten(-2)[..., : x.shape[-1]]
+    values: Tensor = (whole * (greatest / 127).double()).to(x.dtype).flatten(-2)
+    return values[..., : x.shape[-1]]
 
 
 def _arrange(packed: QuantTensor, begin: int, codes: Tensor, scales: Tensor) -> None:
