@@ -10,7 +10,7 @@ import ctypes
 import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from anytorch.text.decoders.model import Decoder, KeyValues, RMSNorm
 from anytorch.text.decoders.rotary import tables
 from anytorch.text.decoders.rows import Rows
 from anytorch.text.packed.encoder import available_cores
+from anytorch.text.persistent import panels
+from anytorch.text.persistent.panels import PanelMemory, Panels
 
 SOURCE = Path(__file__).parent / "code" / "decode.cpp"
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -34,6 +36,8 @@ class _Matrix(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
         ("columns", ctypes.c_int64),
+        ("scales", ctypes.c_void_p),
+        ("scale", ctypes.c_float),
     )
 
 
@@ -53,6 +57,7 @@ class _Model(ctypes.Structure):
         ),
         ("eps", ctypes.c_float),
         ("format", ctypes.c_int32),
+        ("bits", ctypes.c_int32),
         ("words", ctypes.c_void_p),
         ("norm", ctypes.c_void_p),
         ("logits", _Matrix),
@@ -72,23 +77,35 @@ class HostKernel(Rows):
 
     It reads the decoder's own weights: nothing is copied but norms and biases. Sums are float32 whatever the dtype, in an
     order that does not depend on the rows beside. Not for several threads at once; `stop` may be called from another.
+
+    `weights="int8"` or `"int4"`: tokens are computed with a packed copy of all linear layers, the head too; their inputs
+    are rounded to 8 bits, each to within 1/254 of the largest of its group of 32. Prompts are read by the decoder, with its
+    own weights.
     Raises NativeUnavailable where there is no compiler.
     """
 
     def __init__(
-        self, decoder: Decoder, rows: int = 1, positions: int | None = None, threads: int | None = None
+        self,
+        decoder: Decoder,
+        rows: int = 1,
+        positions: int | None = None,
+        threads: int | None = None,
+        weights: Literal["int8", "int4"] | None = None,
     ) -> None:
         spec, weight = decoder.spec, decoder.lm_head.weight
         if weight.device.type != "cpu" or weight.dtype not in FORMATS:
             raise UsageError(f"the decoder is {weight.dtype} on {weight.device}; this kernel takes floats of the CPU")
         if not 1 <= rows <= 1024 or not 1 <= (threads or 1) <= MOST_THREADS:
             raise UsageError(f"rows={rows}, threads={threads}: use 1 to 1,024 of each")
-        self._library: Any = native.load("decode", [SOURCE])
+        if weights is not None and weights not in panels.FORMATS:
+            raise UsageError(f"weights={weights!r} is unknown; use {', '.join(map(repr, panels.FORMATS))} or None")
+        self._library: Any = load_library()
         self.decoder, self.rows, self.threads = decoder, rows, threads or available_cores()
         self.positions = min(positions or spec.max_positions, spec.max_positions)
         self.kept = KeyValues(spec, rows, self.positions, weight.dtype, "cpu")
         self.lengths = [0] * rows
         self._held: list[Any] = []  # what the structures point to
+        self._packed = None if weights is None else self._room(weights)
         self._layers = (_Layer * spec.layers)(*self._each_layer())
         cos, sin = tables(spec, self.positions)
         body = decoder.model
@@ -97,6 +114,7 @@ class HostKernel(Rows):
             self.positions,
             spec.norm_eps,
             FORMATS[weight.dtype],
+            0 if self._packed is None else self._packed.format.bits,
             self._address(body.embed_tokens.weight),
             self._floats(body.norm.weight),
             self._matrix(decoder.lm_head),
@@ -183,10 +201,25 @@ class HostKernel(Rows):
                 own.window,
             )
 
+    @property
+    def weight_nbytes(self) -> int:
+        """Bytes of weights that one token reads, whatever the number of rows."""
+        if self._packed is not None:
+            return self._packed.nbytes
+        linears = (one.weight for one in self.decoder.modules() if isinstance(one, nn.Linear))
+        return sum(one.numel() * one.element_size() for one in linears)
+
+    def _room(self, weights: str) -> PanelMemory:
+        shapes = [tuple(one.weight.shape) for one in self.decoder.modules() if isinstance(one, nn.Linear)]
+        return PanelMemory(shapes, weights, self._library.ask_for_large_pages)
+
     def _matrix(self, layer: nn.Linear) -> _Matrix:
-        rows, columns = layer.weight.shape
         bias = None if layer.bias is None else self._floats(layer.bias)
-        return _Matrix(self._address(layer.weight), bias, rows, columns)
+        if self._packed is None:
+            return _Matrix(self._address(layer.weight), bias, *layer.weight.shape, None, 1.0)
+        packed = self._packed.add(layer.weight)
+        self._held.append(packed)
+        return packed_matrix(packed, bias)
 
     def _norm(self, norm: RMSNorm) -> int:
         return self._floats(norm.weight)
@@ -198,3 +231,28 @@ class HostKernel(Rows):
 
     def _floats(self, tensor: Tensor) -> int:
         return self._address(tensor.float())
+
+
+def load_library() -> Any:
+    """The compiled decoder; raises NativeUnavailable."""
+    library: Any = native.load("decode", [SOURCE])
+    library.ask_for_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.ask_for_large_pages.restype = None
+    library.panel_product.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    return library
+
+
+def packed_matrix(packed: Panels, bias: int | None) -> _Matrix:
+    """The C view of a packed matrix; `packed` and what `bias` is the address of must live as long as it."""
+    return _Matrix(packed.codes.data_ptr(), bias, *packed.shape, packed.scales.data_ptr(), packed.scale)
+
+
+def panel_product(x: Tensor, packed: Panels, bias: Tensor | None = None) -> Tensor:
+    """x [texts, columns] by a packed matrix, [texts, rows], as the token loop computes it: for tests and measurements."""
+    wide, added = x.float().contiguous(), None if bias is None else bias.float().contiguous()
+    out = torch.empty(len(x), packed.shape[0])
+    matrix = packed_matrix(packed, None if added is None else added.data_ptr())
+    failed = load_library().panel_product(ctypes.byref(matrix), packed.bits, wide.data_ptr(), len(x), out.data_ptr())
+    if failed:
+        raise OutOfMemory(f"no memory is left to round {len(x)} inputs", hint="give it fewer inputs at a time")
+    return out

@@ -3,39 +3,7 @@
 #pragma once
 #include <cmath>
 
-#include "simd.h"
-
-// sum + a.low * b.low + a.high * b.high in every lane; `a` holds one pair in all lanes.
-INLINE vi multiply_pairs(vi sum, vi a, vi b) {
-#if defined(__AVX512VNNI__)
-  return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
-#elif defined(__AVX512BW__)
-  return sum + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVXVNNI__)
-  return (vi)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
-#elif defined(__AVX2__)
-  return sum + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif defined(__SSE2__)
-  return sum + (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
-#else
-  return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
-#endif
-}
-
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-#define HAS_FOURS 1
-// sum + the four products of unsigned bytes of `a` with signed bytes of `b`
-INLINE vi multiply_fours(vi sum, vi a, vi b) {
-#if defined(__AVX512VNNI__)
-  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
-#else
-  return (vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
-#endif
-}
-#else
-#define HAS_FOURS 0
-INLINE vi multiply_fours(vi sum, vi, vi) { return sum; }
-#endif
+#include "products.h"
 
 INLINE void store_short(int16_t* p, vi v) {
 #if defined(__AVX512F__)
@@ -55,8 +23,6 @@ INLINE void store_byte(uint8_t* p, vi v) {
   memcpy(p, &b, sizeof b);
 #endif
 }
-
-INLINE vi fill_int(int32_t x) { return x - vi{}; }
 
 // t[m][n] = row_scale[m] * column_scale[n] * (sum over k of a[m][k] w[k][n]  -  zero[m] * column_sum[n])
 // `a` has `stride` 32-bit words to a row, each a pair or four of activations; `b` is [words][NR] such words.

@@ -1,7 +1,8 @@
 // A decoder's token loop on a CPU, from the first token to the last in one call.
 //
 // Every worker computes a fixed part of every phase and waits for the others between phases; what it computes does not depend
-// on how many there are. Sums are float32 in a fixed order, whatever the weights' dtype: it is widened in registers.
+// on how many there are. Sums are float32 in a fixed order, whatever the weights' dtype: it is widened in registers. Weights in 8 or
+// 4 bits meet inputs in 8 (panels.h).
 //
 //   norm, q k v | attention by head and part of the context | out + x | norm, silu(gate) · up | down + x     in each layer
 //   norm, logits | the largest                                                                              in the end
@@ -13,13 +14,18 @@
 #include <system_error>
 #include <thread>
 #include <vector>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
-#include "lanes.h"
+#include "panels.h"
 
-struct Matrix {  // [rows, columns], row by row
+struct Matrix {  // [rows, columns], row by row; or in panels
   const void* data;
   const float* bias;  // or null
   int64_t rows, columns;
+  const f16* scales;  // of panels; the whole matrix has one more, so that these are in range
+  float scale;
 };
 
 struct Layer {
@@ -32,7 +38,8 @@ struct Layer {
 struct Model {
   int64_t vocabulary, width, layers, heads, kv_heads, head, inner, positions;
   float eps;
-  int32_t format;  // 0 float32, 1 bfloat16, 2 float16: of all matrices, keys and values
+  int32_t format;  // 0 float32, 1 bfloat16, 2 float16: of words, keys and values, and of matrices without
+  int32_t bits;    // 8 or 4: these are in panels; else 0
   const void* words;
   const float* norm;
   Matrix logits;
@@ -54,15 +61,26 @@ struct Run {
 namespace {
 
 constexpr int SPINS = 2000;     // looks at a barrier, some 50 microseconds
+constexpr int LINE = 64;        // bytes that memory is fetched in
+constexpr int AHEAD = 1 << 18;  // bytes of weights that are fetched while waiting, within the second cache
 constexpr int BLOCK = 64;       // positions of a context that are weighed at once
 constexpr int LONG = 256;       // positions from which on a head's context is cut into parts
 constexpr int TOGETHER = 4;     // rows of weights, and of texts, in registers at once
 
-// Who comes early looks for a while, then sleeps: where others want the cores, looking on takes them from whoever is late.
+struct Memory {
+  const char* begin;
+  int64_t nbytes;
+};
+INLINE void fetch(Memory memory) {
+  for (int64_t i = 0; i < memory.nbytes; i += LINE) __builtin_prefetch(memory.begin + i, 0, 2);
+}
+
+// Who comes early fetches what it reads next, looks on for a while, then sleeps: where others want the cores, looking on takes them
+// from whoever is late.
 class Barrier {
  public:
   explicit Barrier(int workers) : workers(workers) {}
-  void wait() {
+  void wait(Memory ahead = {nullptr, 0}) {
     const int seen = turn.load(std::memory_order_relaxed);
     if (arrived.fetch_add(1, std::memory_order_acq_rel) == workers - 1) {
       arrived.store(0, std::memory_order_relaxed);
@@ -75,6 +93,9 @@ class Barrier {
     }
     for (int i = 0; i < SPINS; i++) {
       if (turn.load(std::memory_order_acquire) != seen) return;
+      const int64_t few = std::min<int64_t>(ahead.nbytes, 4 * LINE);
+      fetch({ahead.begin, few});
+      ahead.begin += few, ahead.nbytes -= few;
 #if defined(__x86_64__)
       _mm_pause();
 #endif
@@ -99,49 +120,78 @@ Part part(int64_t count, int mine, int workers, int64_t step = 1) {
   return {std::min(count, units * mine / workers * step), std::min(count, units * (mine + 1) / workers * step)};
 }
 
-// R rows of weights by B rows of inputs. Each sum has an order of its own that depends on nothing else.
+// Calls some(count, first) for all texts: four at a time, then one at a time.
+template <typename Some>
+INLINE void in_fours(int64_t texts, Some some) {
+  int64_t first = 0;
+  for (; first + TOGETHER <= texts; first += TOGETHER) some(std::integral_constant<int, TOGETHER>{}, first);
+  for (; first < texts; first++) some(std::integral_constant<int, 1>{}, first);
+}
+
+// R rows of weights, `apart` from one another, by B rows of inputs. Each sum has an order of its own that depends on nothing else.
 template <typename T, int R, int B>
-INLINE void dots(const T* w, int64_t columns, const float* x, int64_t stride, float (&found)[R][B]) {
+INLINE void dots(const T* w, int64_t apart, int64_t columns, const float* x, int64_t stride, float (&found)[R][B]) {
   vf sums[R][B] = {};
   int64_t i = 0;
   for (; i + W <= columns; i += W) {
     vf in[B];
     for (int b = 0; b < B; b++) in[b] = load(x + b * stride + i);
     for (int r = 0; r < R; r++) {
-      vf weight = lanes(w + r * columns + i);
+      vf weight = lanes(w + r * apart + i);
       for (int b = 0; b < B; b++) sums[r][b] = fma(weight, in[b], sums[r][b]);
     }
   }
   for (int r = 0; r < R; r++)
     for (int b = 0; b < B; b++) {
       float total = sum(sums[r][b]);
-      for (int64_t j = i; j < columns; j++) total = plus_product(total, get(w + r * columns + j), x[b * stride + j]);
+      for (int64_t j = i; j < columns; j++) total = plus_product(total, get(w + r * apart + j), x[b * stride + j]);
       found[r][b] = total;
     }
 }
 
-// Calls done(row, text, value) for the rows of a matrix from `begin` to `end` and all texts.
-template <typename T, int B, typename Done>
-void multiply_by(const Matrix& m, Part rows, const float* x, int64_t first, Done done) {
-  const T* data = static_cast<const T*>(m.data);
-  int64_t r = rows.begin;
-  for (; r + TOGETHER <= rows.end; r += TOGETHER) {
-    float found[TOGETHER][B];
-    dots<T, TOGETHER, B>(data + r * m.columns, m.columns, x + first * m.columns, m.columns, found);
-    for (int i = 0; i < TOGETHER; i++)
-      for (int b = 0; b < B; b++) done(r + i, first + b, found[i][b] + (m.bias ? m.bias[r + i] : 0.0f));
-  }
-  for (; r < rows.end; r++) {
-    float found[1][B];
-    dots<T, 1, B>(data + r * m.columns, m.columns, x + first * m.columns, m.columns, found);
-    for (int b = 0; b < B; b++) done(r, first + b, found[0][b] + (m.bias ? m.bias[r] : 0.0f));
-  }
+template <typename T, int R, int B>  // compiled once, whoever calls it
+__attribute__((noinline)) void dots_of(const T* w, int64_t apart, int64_t columns, const float* x, int64_t stride,
+                                       float (&found)[R][B]) {
+  dots<T, R, B>(w, apart, columns, x, stride, found);
 }
+
+// Calls done(row, text, value) for R rows of a matrix, the first and every `apart`th, and all texts.
+template <typename T, int R, typename Done>
+INLINE void multiply_rows(const Matrix& m, int64_t row, int64_t apart, const float* x, int64_t texts, Done done) {
+  const T* data = static_cast<const T*>(m.data) + row * m.columns;
+  auto some = [&](auto few, int64_t first) {
+    constexpr int B = decltype(few)::value;
+    float found[R][B];
+    dots_of<T, R, B>(data, apart * m.columns, m.columns, x + first * m.columns, m.columns, found);
+    for (int i = 0; i < R; i++)
+      for (int b = 0; b < B; b++)
+        done(row + i * apart, first + b, found[i][b] + (m.bias ? m.bias[row + i * apart] : 0.0f));
+  };
+  in_fours(texts, some);
+}
+// Rows of four places at once: a processor fetches ahead in a few long streams, and loses its way among neighbouring short ones.
 template <typename T, typename Done>
 void multiply(const Matrix& m, Part rows, const float* x, int64_t texts, Done done) {
-  int64_t first = 0;
-  for (; first + TOGETHER <= texts; first += TOGETHER) multiply_by<T, TOGETHER>(m, rows, x, first, done);
-  for (; first < texts; first++) multiply_by<T, 1>(m, rows, x, first, done);
+  const int64_t apart = (rows.end - rows.begin) / TOGETHER;
+  for (int64_t i = 0; i < apart; i++) multiply_rows<T, TOGETHER>(m, rows.begin + i, apart, x, texts, done);
+  for (int64_t r = rows.begin + TOGETHER * apart; r < rows.end; r++) multiply_rows<T, 1>(m, r, 1, x, texts, done);
+}
+// The same with a matrix in panels. `rows` begins with one of them.
+template <int BITS, typename Done>
+void multiply_panels(const Matrix& m, Part rows, const Rounded& x, int64_t texts, Done done) {
+  for (int64_t r = rows.begin; r < rows.end; r += PANEL) {
+    const int64_t groups = r / PANEL * x.groups, count = std::min<int64_t>(PANEL, rows.end - r);
+    const uint8_t* codes = static_cast<const uint8_t*>(m.data) + groups * (PANEL * GROUP * BITS / 8);
+    auto some = [&](auto few, int64_t first) {
+      constexpr int B = decltype(few)::value;
+      float found[PANEL][B];
+      panel_by<BITS, B>(codes, m.scales + groups * PANEL, x, first, found);
+      for (int64_t i = 0; i < count; i++)
+        for (int b = 0; b < B; b++)
+          done(r + i, first + b, plus_product(m.bias ? m.bias[r + i] : 0.0f, found[i][b], m.scale));
+    };
+    in_fours(texts, some);
+  }
 }
 
 void normed(const float* x, const float* weight, int64_t width, float eps, float* out) {
@@ -171,10 +221,10 @@ struct Shared {
   Shared(const Model& m, const Run& r, int workers)
       : parts(std::max<int64_t>(1, (workers + r.rows * m.kv_heads - 1) / (r.rows * m.kv_heads))),
         x(r.rows * m.width), qkv(r.rows * (m.heads + 2 * m.kv_heads) * m.head), mixed(r.rows * m.heads * m.head * parts),
-        tops(r.rows * m.heads * parts), sums(r.rows * m.heads * parts), hidden(r.rows * m.inner),
+        tops(r.rows * m.heads * parts), sums(r.rows * m.heads * parts), hidden(r.rows * m.inner), up(r.rows * m.inner),
         best(workers * r.rows), where(workers * r.rows), barrier(workers) {}
   const int64_t parts;
-  std::vector<float> x, qkv, mixed, tops, sums, hidden, best;
+  std::vector<float> x, qkv, mixed, tops, sums, hidden, up, best;
   std::vector<int64_t> where;
   Barrier barrier;
   bool ended = false;
@@ -185,12 +235,15 @@ class Worker {
  public:
   Worker(const Model& m, const Run& r, Shared& s, int mine)
       : m(m), r(r), s(s), mine(mine), workers(s.barrier.workers),
-        wide(r.rows * std::max({m.width, m.heads * m.head, m.inner})), kept(m.head), key(m.head), query(m.head) {}
+        wide(r.rows * std::max(m.width, m.heads * m.head)), kept(m.head), key(m.head), query(m.head) {
+    if (m.bits) rounded.make_room(r.rows, std::max({m.width, m.heads * m.head, m.inner}));
+  }
 
   void live() {
     for (int64_t step = 0; step < r.steps; step++) {
       begin_token();
-      for (int64_t layer = 0; layer < m.layers; layer++) one_layer(m.layer[layer]);
+      for (int64_t layer = 0; layer < m.layers; layer++)
+        one_layer(m.layer[layer], layer + 1 < m.layers ? m.layer[layer + 1].q : m.logits);
       choose(step);
       s.barrier.wait();
       if (s.ended) return;
@@ -208,40 +261,69 @@ class Worker {
     s.barrier.wait();
   }
 
-  // All rows' inputs of a product, in this worker's own memory: the norm is so little work that each does it.
-  const float* normed_rows(const float* weight) {
+  // The next products' inputs, [rows, columns]. Rounding them, and the norm, is so little work that each worker does all of it.
+  void take(const float* x, int64_t columns) {
+    in = x;
+    if (m.bits) round_inputs(x, r.rows, columns, rounded);
+  }
+  void take_normed(const float* weight) {
     for (int64_t b = 0; b < r.rows; b++) normed(s.x.data() + b * m.width, weight, m.width, m.eps, wide.data() + b * m.width);
-    return wide.data();
+    take(wide.data(), m.width);
   }
 
-  void one_layer(const Layer& l) {
+  // The first weights that this worker reads of a matrix.
+  Memory begin_of(const Matrix& by) {
+    const Part rows = own_rows(by.rows);
+    const int64_t columns = m.bits ? (by.columns + GROUP - 1) / GROUP * GROUP : by.columns;
+    const int64_t row_bits = columns * (m.bits ? m.bits : 8 * (int64_t)sizeof(T));
+    return {static_cast<const char*>(by.data) + rows.begin * row_bits / 8,
+            std::min<int64_t>(AHEAD, (rows.end - rows.begin) * row_bits / 8 / (m.bits ? 1 : TOGETHER))};
+  }
+  Part own_rows(int64_t rows) { return part(rows, mine, workers, m.bits ? PANEL : TOGETHER); }
+  // Calls done(row, text, value) for this worker's rows of a matrix.
+  template <typename Done>
+  void product(const Matrix& by, Done done) {
+    const Part rows = own_rows(by.rows);
+    if (m.bits == 8) multiply_panels<8>(by, rows, rounded, r.rows, done);
+    else if (m.bits == 4) multiply_panels<4>(by, rows, rounded, r.rows, done);
+    else multiply<T>(by, rows, in, r.rows, done);
+  }
+  void add_product(const Matrix& by) {
+    product(by, [&](int64_t row, int64_t b, float value) { s.x[b * m.width + row] += value; });
+  }
+
+  void one_layer(const Layer& l, const Matrix& next) {
     const int64_t queries = m.heads * m.head, keys = m.kv_heads * m.head, all = queries + 2 * keys;
-    const float* in = normed_rows(l.norm);
+    take_normed(l.norm);
     int64_t first = 0;
     for (const Matrix* one : {&l.q, &l.k, &l.v}) {
-      multiply<T>(*one, part(one->rows, mine, workers, TOGETHER), in, r.rows,
-                  [&](int64_t row, int64_t b, float value) { s.qkv[b * all + first + row] = value; });
+      product(*one, [&](int64_t row, int64_t b, float value) { s.qkv[b * all + first + row] = value; });
       first += one->rows;
     }
     s.barrier.wait();
     attend(l);
-    s.barrier.wait();
-    in = joined();
-    multiply<T>(l.out, part(m.width, mine, workers, TOGETHER), in, r.rows,
-                [&](int64_t row, int64_t b, float value) { s.x[b * m.width + row] += value; });
-    s.barrier.wait();
-    in = normed_rows(l.after);
-    gated(l, in);
-    s.barrier.wait();
-    multiply<T>(l.down, part(m.width, mine, workers, TOGETHER), s.hidden.data(), r.rows,
-                [&](int64_t row, int64_t b, float value) { s.x[b * m.width + row] += value; });
-    s.barrier.wait();
+    s.barrier.wait(begin_of(l.out));
+    take(joined(), queries);
+    add_product(l.out);
+    s.barrier.wait(begin_of(l.gate));
+    take_normed(l.after);
+    gated(l);
+    s.barrier.wait(begin_of(l.down));
+    take(s.hidden.data(), m.inner);
+    add_product(l.down);
+    s.barrier.wait(begin_of(next));
   }
 
-  void gated(const Layer& l, const float* in) {
-    Part rows = part(m.inner, mine, workers, TOGETHER);
-    multiply<T>(l.gate, rows, in, r.rows, [&](int64_t row, int64_t b, float value) { s.hidden[b * m.inner + row] = g_silu(value); });
-    multiply<T>(l.up, rows, in, r.rows, [&](int64_t row, int64_t b, float value) { s.hidden[b * m.inner + row] *= value; });
+  void gated(const Layer& l) {
+    product(l.gate, [&](int64_t row, int64_t b, float value) { s.hidden[b * m.inner + row] = value; });
+    product(l.up, [&](int64_t row, int64_t b, float value) { s.up[b * m.inner + row] = value; });
+    const Part rows = own_rows(m.inner);
+    for (int64_t b = 0; b < r.rows; b++) {
+      float *gate = s.hidden.data() + b * m.inner, *up = s.up.data() + b * m.inner;
+      int64_t i = rows.begin;
+      for (; i + W <= rows.end; i += W) store(gate + i, g_silu(load(gate + i)) * load(up + i));
+      if (i < rows.end) put_lanes(gate + i, g_silu(lanes(gate + i, rows.end - i)) * lanes(up + i, rows.end - i), rows.end - i);
+    }
   }
 
   // Heads that share keys are weighed together, over one part of the context.
@@ -263,12 +345,32 @@ class Worker {
         const float* value = own + (m.heads + m.kv_heads + kv) * m.head;
         for (int64_t i = 0; i < m.head; i++) put(keys + place * m.head + i, key[i]), put(values + place * m.head + i, value[i]);
       }
+      // A head's keys and values are a short stream each, which a processor finds late: values come while keys are weighed.
+      const int64_t nbytes = std::min<int64_t>(BLOCK, span.end - span.begin) * m.head * sizeof(T);
+      fetch({reinterpret_cast<const char*>(values + span.begin * m.head), nbytes});
       for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
         turned(own + h * m.head, l.q_norm, m, place, kept.data(), query.data());
         const int64_t slot = (b * m.heads + h) * s.parts + piece;
         weigh(query.data(), keys, values, span, s.mixed.data() + slot * m.head, s.tops[slot], s.sums[slot]);
       }
     }
+  }
+
+  // Products of a query with R keys.
+  template <int R>
+  void score(const float* query, const T* keys, float* found) {
+    float each[R][1];
+    dots<T, R, 1>(keys, m.head, m.head, query, m.head, each);
+    for (int i = 0; i < R; i++) found[i] = each[i][0];
+  }
+  // R vectors of what was summed, scaled anew, and `count` values by their weights.
+  template <int R>
+  void mix(const T* values, const float* weights, int64_t count, float shrink, float* out) {
+    vf mixed[R];
+    for (int i = 0; i < R; i++) mixed[i] = load(out + i * W) * shrink;
+    for (int64_t p = 0; p < count; p++)
+      for (int i = 0; i < R; i++) mixed[i] = fma(lanes(values + p * m.head + i * W), fill(weights[p]), mixed[i]);
+    for (int i = 0; i < R; i++) store(out + i * W, mixed[i]);
   }
 
   // The softmax of a query over some positions, in one pass: what was summed is scaled anew when the maximum grows.
@@ -279,12 +381,10 @@ class Worker {
     for (int64_t begin = span.begin; begin < span.end; begin += BLOCK) {
       const int64_t count = std::min<int64_t>(BLOCK, span.end - begin);
       float weights[BLOCK], highest = top;
-      for (int64_t p = 0; p < count; p++) {
-        float found[1][1];
-        dots<T, 1, 1>(keys + (begin + p) * m.head, m.head, query, m.head, found);
-        weights[p] = found[0][0] * scale;
-        highest = std::max(highest, weights[p]);
-      }
+      int64_t scored = 0;
+      for (; scored + TOGETHER <= count; scored += TOGETHER) score<TOGETHER>(query, keys + (begin + scored) * m.head, weights + scored);
+      for (; scored < count; scored++) score<1>(query, keys + (begin + scored) * m.head, weights + scored);
+      for (int64_t p = 0; p < count; p++) weights[p] *= scale, highest = std::max(highest, weights[p]);
       for (int64_t p = count; p < BLOCK; p++) weights[p] = -FLT_MAX;
       const float shrink = std::exp(top - highest);
       vf sums = {};
@@ -296,16 +396,13 @@ class Worker {
         sums = sums + grown;
       }
       total = total * shrink + sum(sums);
-      for (int64_t i = 0; i < m.head; i += W) {
-        const int64_t left = std::min<int64_t>(W, m.head - i);
-        vf mixed = left == W ? load(out + i) : lanes(out + i, left);
-        mixed = mixed * shrink;
-        for (int64_t p = 0; p < count; p++) {
-          const T* value = values + (begin + p) * m.head + i;
-          mixed = fma(left == W ? lanes(value) : lanes(value, left), fill(weights[p]), mixed);
-        }
-        if (left == W) store(out + i, mixed);
-        else put_lanes(out + i, mixed, left);
+      const T* first = values + begin * m.head;
+      int64_t i = 0;
+      for (; i + TOGETHER * W <= m.head; i += TOGETHER * W) mix<TOGETHER>(first + i, weights, count, shrink, out + i);
+      for (; i + W <= m.head; i += W) mix<1>(first + i, weights, count, shrink, out + i);
+      for (; i < m.head; i++) {
+        out[i] *= shrink;
+        for (int64_t p = 0; p < count; p++) out[i] = plus_product(out[i], get(first + p * m.head + i), weights[p]);
       }
       top = highest;
     }
@@ -330,14 +427,14 @@ class Worker {
   }
 
   void choose(int64_t step) {
-    const float* in = normed_rows(m.norm);
+    take_normed(m.norm);
     float* best = s.best.data() + mine * r.rows;
     int64_t* where = s.where.data() + mine * r.rows;
     std::fill(best, best + r.rows, -FLT_MAX);
     std::fill(where, where + r.rows, INT64_MAX);
-    multiply<T>(m.logits, part(m.vocabulary, mine, workers, TOGETHER), in, r.rows, [&](int64_t row, int64_t b, float value) {
+    product(m.logits, [&](int64_t row, int64_t b, float value) {
       r.logits[b * m.vocabulary + row] = value;
-      if (value > best[b]) best[b] = value, where[b] = row;
+      if (value > best[b] || (value == best[b] && row < where[b])) best[b] = value, where[b] = row;
     });
     s.barrier.wait();
     if (mine) return;
@@ -365,6 +462,8 @@ class Worker {
   Shared& s;
   const int mine, workers;
   std::vector<float> wide, kept, key, query;
+  const float* in = nullptr;
+  Rounded rounded;
 };
 
 template <typename T>
@@ -413,4 +512,26 @@ EXPORT int decode(const Model* m, const Run* r) {
   } catch (const std::bad_alloc&) {
     return 1;
   }
+}
+
+// x [texts, columns] by a matrix in panels, [texts, rows]: one product as `decode` computes it. Returns 0, or 1 without memory.
+EXPORT int panel_product(const Matrix* by, int32_t bits, const float* x, int64_t texts, float* out) {
+  try {
+    Rounded rounded;
+    rounded.make_room(texts, by->columns);
+    round_inputs(x, texts, by->columns, rounded);
+    auto done = [&](int64_t row, int64_t b, float value) { out[b * by->rows + row] = value; };
+    if (bits == 8) multiply_panels<8>(*by, {0, by->rows}, rounded, texts, done);
+    else multiply_panels<4>(*by, {0, by->rows}, rounded, texts, done);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
+}
+
+// Asks for large pages where nothing was written yet: weights are read from one end to the other, and so have few of them to find.
+EXPORT void ask_for_large_pages(void* memory, int64_t nbytes) {
+#if defined(__linux__)
+  madvise(memory, (size_t)nbytes, MADV_HUGEPAGE);  // where it is refused, small ones do
+#endif
 }
