@@ -66,6 +66,7 @@ SETS = {
         Native("native_encoder", ("text/packed/code/encoder.cpp",)),
         Native("native_attention", ("text/packed/code/graph.cpp",)),
         Native("native_linear", ("quant/cpp/linear.cpp",)),
+        Native("native_decode", ("text/persistent/code/decode.cpp",)),
         Native("native_crc32", ("native/code/crc32.cpp",), longest=2048),
         Native("native_adam", ("memory/code/adam.cpp",), flags=("-ffp-contract=off",)),
         Native("native_moves", ("recorded/moves/moves.cpp", "gpu/code/tape.cpp", "forecast/decoding/uniform.cpp")),
