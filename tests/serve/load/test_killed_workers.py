@@ -67,9 +67,9 @@ def test_a_killed_worker_is_replaced_and_the_service_goes_on(start: Callable[...
     lost = sum(count for name, count in seen.items() if not name.isdigit())
     # Only what the killed process had in its hands: at most one request of each client.
     assert lost <= clients, seen
-    assert set(seen) - {"200"} <= {"RemoteDisconnected", "ConnectionResetError", "BrokenPipeError", "BadStatusLine"}, (
-        seen
-    )
+    # Before the answer, while the request is sent, or in the middle of the answer.
+    cut = {"RemoteDisconnected", "ConnectionResetError", "BrokenPipeError", "BadStatusLine", "IncompleteRead"}
+    assert set(seen) - {"200"} <= cut, seen
     assert service.ask("/v1/readyz")[1]["status"] == "ready"
 
 
