@@ -11,7 +11,6 @@ import torch
 
 import anytorch
 from anytorch.errors import InputError, UsageError
-from anytorch.native import library
 from anytorch.text.decoders import Decoder
 from anytorch.text.decoders.rotary import tables
 from anytorch.text.decoders.spec import read_spec
@@ -219,7 +218,6 @@ def test_without_a_compiler_it_is_recorded_steps(decoder: Decoder, monkeypatch: 
         raise CompilerMissing("no compiler")
 
     monkeypatch.setattr("anytorch.native.load", none)
-    assert library is not None
     kernel = PersistentKernel.from_model(decoder, max_seq_length=30)
     assert kernel.generate([5, 9, 2], 12) == greedy(decoder, [5, 9, 2], 12)
     assert "a recorded step" in kernel.explain()
@@ -265,5 +263,9 @@ def test_layers_name_what_does_not_fit() -> None:
         kernel.fuse_tensors([x], 0, 4, name="z")
     with pytest.raises(UsageError, match="one whole number for each of 1 rows"):
         kernel.argmax_layer(x, y)
+    with pytest.raises(InputError, match="2 prompts: there are 1 rows"):
+        PersistentKernel.from_model(Decoder(read_spec(CONFIG, "a config.json")).requires_grad_(False)).generate(
+            [[1], [2]], 2
+        )
     with pytest.raises(InputError, match="0 tokens"):
         PersistentKernel.from_model(Decoder(read_spec(CONFIG, "a config.json")).requires_grad_(False)).generate([], 2)

@@ -28,6 +28,7 @@ NONE = 0xFFF0DEAD - 2**32
 NO_NUMBER = -2
 CAPABILITY = (9, 0)
 HEAD_WIDTHS = (64, 128, 256)
+LOOK_S = 1e-4  # between two looks at what a launch has made
 SHARED = 227 << 10  # bytes of a block, from capability 9.0 on
 
 
@@ -168,7 +169,9 @@ class CudaKernel:
         yield from self.follow(first, tokens - 1, ends)
 
     def follow(self, token: int, tokens: int, ends: Collection[int] = ()) -> Generator[int, None, None]:
-        """The most likely tokens after `token`, which follows what has been read."""
+        """The most likely tokens after `token`, which follows what has been read. Raises InputError."""
+        if not 0 <= token < self.decoder.spec.vocabulary:
+            raise InputError(f"{token} is not a token of {self.decoder.spec.vocabulary}")
         steps = min(tokens, self.positions - self.length)
         if steps < 1:
             return
@@ -193,11 +196,10 @@ class CudaKernel:
             token=token,
             place=self.length,
         )
-        self._kernel.launch(self.blocks, THREADS, self.shared, run)
-        ended = torch.cuda.Event()
-        ended.record()
-        seen = 0
+        ended, seen = torch.cuda.Event(), 0
         try:
+            self._kernel.launch(self.blocks, THREADS, self.shared, run)
+            ended.record()
             while True:
                 over = ended.query()  # first: what is done by then is all there is
                 for one in made[seen : int(self._done[0])].tolist():
@@ -209,10 +211,10 @@ class CudaKernel:
                     yield one
                 if over:
                     return
-                time.sleep(0)
-        finally:
+                time.sleep(LOOK_S)
+        finally:  # also after Ctrl-C: the launch writes to memory that is freed afterwards
             self.stop()
-            ended.synchronize()
+            torch.cuda.current_stream(self.device).synchronize()
             self.length += int(self._done[0])
 
     def stop(self) -> None:

@@ -130,6 +130,8 @@ class PersistentKernel(Layers):
         if ends is None:
             ends = () if self.eos_token_id is None else (self.eos_token_id,)
         if isinstance(self._rows, cuda.CudaKernel):
+            if len(prompts) > 1:
+                raise InputError(f"{len(prompts)} prompts: there are 1 rows")  # as other ways say it
             made = [self._rows.generate(prompt, max_new_tokens, ends) for prompt in prompts]
         else:
             made = self._rows.generate(prompts, max_new_tokens, ends)
