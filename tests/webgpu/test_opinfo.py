@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).parent / "opinfo.py"
-PARTS = 15  # about 200 of some 3,000 entries and dtypes a day
+PARTS = 30  # about 100 of some 3,000 entries and dtypes a day
 SECONDS = 45.0
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,22 @@ def _identity(program: str, *arguments: str) -> str:
     path = Path(program).resolve()
     status = path.stat()
     return " ".join([str(path), str(status.st_size), str(status.st_mtime_ns), *arguments])
+
+
+@contextlib.contextmanager
+def only_builder(lock: Path) -> Iterator[None]:
+    """Keep other processes from building the same thing until this one is done. The system frees a dead holder's lock."""
+    with lock.open("ab") as file:
+        if sys.platform != "win32":  # there both compile, and the second rename wins: slower, not wrong
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file frees the lock; the file stays, because removing it would let two holders in
+
+
+def compile_header(compiler: Compiler, header: Path, flags: Sequence[str], target: Path) -> None:
+    """Precompile a header for sources that are compiled with the same flags. Raises CompilerFailed."""
+    _run_all([[*compiler.command, *FLAGS, *flags, f"-I{SHARED}", "-x", "c++-header", str(header), "-o", str(target)]])
 
 
 def compile_library(compiler: Compiler, sources: Sequence[Path], flags: Sequence[str], target: Path) -> None:

@@ -9,7 +9,6 @@ thing at once.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import os
@@ -18,13 +17,14 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from anytorch import logs, settings
 from anytorch.errors import CompilerFailed, CompilerMissing
-from anytorch.native import simd, trust
-from anytorch.native.compiler import FLAGS, SHARED, Compiler, compile_library, find_compiler
+from anytorch.native import precompiled, simd, trust
+from anytorch.native.compiler import FLAGS, SHARED, Compiler, compile_library, find_compiler, only_builder
 
 log = logs.logger(__name__)
 
@@ -38,35 +38,56 @@ _of_library: dict[tuple[str, tuple[Path, ...]], threading.Lock] = {}  # one buil
 _private: dict[Path, tempfile.TemporaryDirectory[str]] = {}
 
 
-def load(name: str, sources: Sequence[Path], *, level: str | None = None, flags: Sequence[str] = ()) -> ctypes.CDLL:
+@dataclass(frozen=True)
+class _Wanted:
+    """A library as its user names it."""
+
+    name: str
+    sources: tuple[Path, ...]
+    level: str | None
+    flags: tuple[str, ...]
+    header: str | None
+
+
+def load(
+    name: str,
+    sources: Sequence[Path],
+    *,
+    level: str | None = None,
+    flags: Sequence[str] = (),
+    header: str | None = None,
+) -> ctypes.CDLL:
     """The library built from `sources` for a SIMD level (None: the best here), compiled now if it is not in the cache.
 
-    Header files beside the sources, and ours in native/code, count as part of them. Calls through the library release
-    the GIL. Functions meant to be called are marked `extern "C" __attribute__((visibility("default")))`; the caller sets
-    `argtypes` and `restype`. Raises NativeUnavailable: CompilerMissing, or CompilerFailed when it was compiled and cannot
-    be loaded either.
+    Header files beside the sources, and ours in native/code, count as part of them. `header` is one of ours that every
+    source includes first and that is worth precompiling, because many libraries are compiled with it. Calls through the
+    library release the GIL. Functions meant to be called are marked `extern "C" __attribute__((visibility("default")))`;
+    the caller sets `argtypes` and `restype`. Raises NativeUnavailable: CompilerMissing, or CompilerFailed when it was
+    compiled and cannot be loaded either.
 
     >>> native.load("packed", [folder / "encoder.cpp"], level="avx2")
     """
-    with _turn(name, sources):
-        path = _built(name, sources, level, flags)
+    wanted = _Wanted(name, tuple(sources), level, tuple(flags), header)
+    with _turn(wanted):
+        path = _built(wanted)
         if (name, path) not in _loaded:
-            _loaded[name, path] = _open(name, path, sources, level, flags)
+            _loaded[name, path] = _open(path, wanted)
         return _loaded[name, path]
 
 
 def build(name: str, sources: Sequence[Path], *, level: str | None = None, flags: Sequence[str] = ()) -> Path:
     """Like `load`, without loading: the library's path."""
-    with _turn(name, sources):
-        return _built(name, sources, level, flags)
+    wanted = _Wanted(name, tuple(sources), level, tuple(flags), None)
+    with _turn(wanted):
+        return _built(wanted)
 
 
-def _turn(name: str, sources: Sequence[Path]) -> threading.Lock:
+def _turn(wanted: _Wanted) -> threading.Lock:
     with _lock:
-        return _of_library.setdefault((name, tuple(sources)), threading.Lock())
+        return _of_library.setdefault((wanted.name, wanted.sources), threading.Lock())
 
 
-def _open(name: str, path: Path, sources: Sequence[Path], level: str | None, flags: Sequence[str]) -> ctypes.CDLL:
+def _open(path: Path, wanted: _Wanted) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as unusable:
@@ -74,19 +95,19 @@ def _open(name: str, path: Path, sources: Sequence[Path], level: str | None, fla
         log.warning("the cached library %s cannot be loaded (%s); it is built again", path, unusable)
         try:
             path.unlink(missing_ok=True)
-            return ctypes.CDLL(str(_built(name, sources, level, flags)))
+            return ctypes.CDLL(str(_built(wanted)))
         except OSError as exc:
             raise CompilerFailed(
-                f"the native library {name!r} was built and cannot be loaded: {exc}",
+                f"the native library {wanted.name!r} was built and cannot be loaded: {exc}",
                 hint="name another compiler with ANYTORCH_CXX",
                 output=str(exc),
             ) from exc
 
 
-def _built(name: str, sources: Sequence[Path], level: str | None, flags: Sequence[str]) -> Path:
-    chosen = simd.level(level)
-    every_flag = (*chosen.flags, *flags)
-    stem = f"{name}-{chosen.name}-{_digest(sources, every_flag)}"
+def _built(wanted: _Wanted) -> Path:
+    chosen = simd.level(wanted.level)
+    flags = (*chosen.flags, *wanted.flags)
+    stem = f"{wanted.name}-{chosen.name}-{_digest(wanted.sources, flags)}"
     cache = settings.cache_folder()
     # Two folders of one cache: the usual one, and this user's own where the usual one is somebody else's.
     folders = [cache / FOLDER, *([cache / f"{FOLDER}-{os.geteuid()}"] if hasattr(os, "geteuid") else [])]
@@ -98,7 +119,7 @@ def _built(name: str, sources: Sequence[Path], level: str | None, flags: Sequenc
         if found is not None:
             return found
         _tell(refused, "there is no compiler to build it again")
-        raise CompilerMissing(f"cannot build {name!r}: {missing.message}", hint=missing.hint) from missing
+        raise CompilerMissing(f"cannot build {wanted.name!r}: {missing.message}", hint=missing.hint) from missing
     file = f"{stem}-{_short(compiler.identity)}{SUFFIX}"
     found, refused = _first_allowed(folder / file for folder in folders if (folder / file).exists())
     if found is not None:
@@ -106,7 +127,7 @@ def _built(name: str, sources: Sequence[Path], level: str | None, flags: Sequenc
     if (path := cache / FOLDER / file) in _private and (private := Path(_private[path].name) / file).exists():
         return private
     _tell(refused, "it is built again")
-    return _build(name, compiler, sources, every_flag, path)
+    return _build(wanted, compiler, chosen.name, flags, path)
 
 
 def _first_allowed(paths: Iterable[Path]) -> tuple[Path | None, dict[Path, str]]:
@@ -126,16 +147,27 @@ def _tell(refused: dict[Path, str], then: str) -> None:
         tell("the cached library %s is not loaded (%s); %s", path, why, then)
 
 
-def _build(name: str, compiler: Compiler, sources: Sequence[Path], flags: Sequence[str], path: Path) -> Path:
+def _build(wanted: _Wanted, compiler: Compiler, level: str, flags: tuple[str, ...], path: Path) -> Path:
     """The library, built now: in the folder of `path`, in this user's own, or for this process alone."""
+    ready: tuple[str, ...] = ()  # flags that let the compiler read a header precompiled
     try:
-        path = trust.own_folder(path.parent.parent, FOLDER) / path.name
-        with _only_builder(path.with_suffix(".lock")):
+        folder = trust.own_folder(path.parent.parent, FOLDER)
+        path = folder / path.name
+        if wanted.header is not None:
+            digest = f"{_digest([SHARED / wanted.header], flags)}-{_short(compiler.identity)}"
+            ready = precompiled.flags_of(wanted.header, f"{level}-{digest}", compiler, flags, folder)
+        with only_builder(path.with_suffix(".lock")):
             if path.exists() and not trust.refusal(path):  # another process was faster
                 return path
             _remove_left_overs(path)
             with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as temporary:
-                _compile_to(name, compiler, sources, flags, Path(temporary), path)
+                try:
+                    _compile_to(wanted, compiler, (*ready, *flags), Path(temporary), path)
+                except CompilerFailed as failed:
+                    if not ready:
+                        raise
+                    _compile_to(wanted, compiler, flags, Path(temporary), path)
+                    precompiled.give_up(compiler, ready, failed)
             trust.seal(path)
             return path
     except OSError as exc:
@@ -144,22 +176,20 @@ def _build(name: str, compiler: Compiler, sources: Sequence[Path], flags: Sequen
         log.warning(
             "cannot keep the native library %s in %s (%s): it is compiled for this process alone; "
             "name a folder that can be written with ANYTORCH_CACHE_DIR",
-            name,
+            wanted.name,
             path.parent,
             exc.strerror or exc,
         )
         target = Path(private.name) / path.name
-        _compile_to(name, compiler, sources, flags, Path(private.name), target)
+        _compile_to(wanted, compiler, flags, Path(private.name), target)
         _private[settings.cache_folder() / FOLDER / path.name] = private
         return target
 
 
-def _compile_to(
-    name: str, compiler: Compiler, sources: Sequence[Path], flags: Sequence[str], folder: Path, target: Path
-) -> None:
-    log.info("compiling the native library %s with %s", name, " ".join(compiler.command))
+def _compile_to(wanted: _Wanted, compiler: Compiler, flags: Sequence[str], folder: Path, target: Path) -> None:
+    log.info("compiling the native library %s with %s", wanted.name, " ".join(compiler.command))
     made = folder / f"library{SUFFIX}"
-    compile_library(compiler, sources, flags, made)
+    compile_library(compiler, wanted.sources, flags, made)
     trust.set_mode(made, trust.PRIVATE)
     with made.open("r+b") as file:  # Windows syncs only what is open for writing
         os.fsync(file.fileno())
@@ -171,16 +201,6 @@ def _remove_left_overs(path: Path) -> None:
     for folder in path.parent.glob(f".{path.stem}.*"):
         if folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _only_builder(path: Path) -> Iterator[None]:
-    with path.open("ab") as file:
-        if sys.platform != "win32":  # there both compile, and the second rename wins: slower, not wrong
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file frees the lock; the file stays, because removing it would let two holders in
 
 
 def _digest(sources: Sequence[Path], flags: Sequence[str]) -> str:

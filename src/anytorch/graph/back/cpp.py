@@ -102,7 +102,7 @@ def _library(text: str, cache: Path, level: str | None) -> Any:
         source.parent.mkdir(parents=True, exist_ok=True)
         replace_file(source, content)
     # The compiler must not join a product with the next sum: then x * 3 in one loop would differ from x * 3 in another.
-    return native.load("graph", [source], level=level, flags=("-ffp-contract=off",))
+    return native.load("graph", [source], level=level, flags=("-ffp-contract=off",), header="lanes.h")
 
 
 @lru_cache(maxsize=4)
