@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from anytorch import settings
 from anytorch.graph import compiler
 
 
@@ -134,3 +136,35 @@ def test_compiling_leaves_torch_the_accelerator_it_has() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[0] == "[2.0, 2.0, 2.0] privateuseone"
+
+
+def test_a_model_has_so_much_time_for_searching(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regions that come too late run as they were, and nothing about them is remembered."""
+    monkeypatch.setattr(compiler, "WHOLE", 0)
+    regions: list[compiler.Region] = []
+    plain = compiler.Region._search
+
+    def noted(self: compiler.Region, inputs: list[torch.Tensor]) -> object:
+        regions.append(self)
+        return plain(self, inputs)
+
+    monkeypatch.setattr(compiler.Region, "_search", noted)
+    known = dict(compiler._found)
+    x = torch.randn(7, 48)
+    compiled = torch.compile(lambda x: torch.tanh(x * 3) - x.sum(-1, keepdim=True), backend=compiler.compile_graph)
+    torch.testing.assert_close(compiled(x), torch.tanh(x * 3) - x.sum(-1, keepdim=True))
+    assert regions and compiler._found == known
+    assert all("used up" in found.why for region in regions for found in region._chosen.values())
+
+
+def test_searches_take_from_one_patience() -> None:
+    with settings.use(measure_s=1.0):
+        patience = compiler.Patience()
+        assert patience.region_s == compiler.SEARCH
+        patience._left_s = 2.5
+        assert patience.region_s == 2.5
+        with patience.spent():
+            time.sleep(0.05)
+        assert patience.region_s <= 2.45
+        patience._left_s = 0.1
+        assert patience.region_s == 0

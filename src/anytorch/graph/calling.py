@@ -129,7 +129,7 @@ def superoptimize(
             f"superoptimize: sizes without a number: {lacking}; unknown sizes: {odd}",
             hint=f"pass sizes={{{wanted}}}, or example tensors",
         )
-    with _progress(verbose, time_limit_s) as tell:
+    with progress(verbose, time_limit_s) as tell:
         found = records.searched(Search(graph, known, device, time_limit_s, tell))
     if found.why:
         log.warning("the graph runs op by op through torch: %s", found.why)
@@ -142,7 +142,7 @@ def _key(known: Mapping[str, int], device: torch.device) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _progress(verbose: bool | None, time_limit_s: float) -> Iterator[Tell]:
+def progress(verbose: bool | None, time_limit_s: float) -> Iterator[Tell]:
     """A bar on standard error while the search runs; by default if that is a terminal."""
     if not (sys.stderr.isatty() if verbose is None else verbose):
         yield lambda what, share: None

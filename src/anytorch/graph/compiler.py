@@ -8,7 +8,9 @@ region runs as it was.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,6 +24,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from anytorch import logs, settings
 from anytorch.graph import records, reference, verify
+from anytorch.graph.calling import progress
 from anytorch.graph.calls import cheaper
 from anytorch.graph.faster import Faster
 from anytorch.graph.in_place import IN_PLACE, with_changes
@@ -36,7 +39,33 @@ log = logs.logger(__name__)
 
 MOST_SIZES = 1024  # kinds of inputs that a region remembers its program for
 LEAST_OPS = 2  # of a region that is worth a kernel
-SEARCH = 10  # times the setting `measure_s`: what the search of one region may take
+# Times the setting `measure_s`: what the search of one region may take, that of all a model's, and what is no time for one.
+SEARCH, WHOLE, LEAST = 10, 20, 0.3
+
+
+class Patience:
+    """What one model's regions may spend on searching together: the first call of a large model must end, too.
+
+    A region that comes too late runs as it was, and is searched in the next process, which finds the others on disk.
+    """
+
+    def __init__(self) -> None:
+        self._unit_s = float(settings.get("measure_s"))
+        self._left_s = WHOLE * self._unit_s
+
+    @property
+    def region_s(self) -> float:
+        """What the next search may take; 0 if there is no time for one."""
+        most = min(self._left_s, SEARCH * self._unit_s)
+        return most if most >= LEAST * self._unit_s else 0.0
+
+    @contextmanager
+    def spent(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._left_s -= time.perf_counter() - began
 
 
 def compile_graph(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -47,7 +76,7 @@ def compile_graph(module: GraphModule, inputs: Sequence[Any], **options: Any) ->
             found: Callable[..., Any] = own(module, inputs)
             return found
     compiler = aot_autograd(
-        fw_compiler=partial(with_regions, settle=cheaper),
+        fw_compiler=partial(with_regions, settle=cheaper, patience=Patience()),
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
@@ -80,10 +109,13 @@ def with_regions(
     least: int = 0,
     joins: bool = False,
     settle: Callable[[GraphModule], object] = GraphModule.recompile,
+    patience: Patience | None = None,
 ) -> Any:
     """The module with regions in place of what they compute: of nodes that a device `supports`, `least` or more of them
     no views. `joins`: as few regions as there can be, for a device where a launch costs more than a kernel. `settle` is
-    called with what torch computes: all that is in no region, and regions, which torch may be faster at."""
+    called with what torch computes: all that is in no region, and regions, which torch may be faster at. `patience`
+    is shared by the passes of a model."""
+    patience = patience or Patience()
     changing = with_changes(module)
     partitioner = CapabilityBasedPartitioner(module, _Supported(supports), allows_single_node_partition=False)
     proposed = partitioner.propose_partitions()
@@ -100,7 +132,7 @@ def with_regions(
                 graph = traced(inner)
                 if sum(one.kind not in ("input", "view") for _, one in graph) < least:
                     continue
-                setattr(made, node.target, Region(inner, graph))
+                setattr(made, node.target, Region(inner, graph, patience))
                 settle(inner)
                 count += 1
             except Untraceable as exc:
@@ -183,9 +215,9 @@ _lock = threading.Lock()
 class Region(torch.nn.Module):
     """Nodes of an FX graph that one kernel graph computes. `plain` is the FX graph itself."""
 
-    def __init__(self, plain: GraphModule, graph: Graph) -> None:
+    def __init__(self, plain: GraphModule, graph: Graph, patience: Patience) -> None:
         super().__init__()
-        self.plain, self.kernel_graph = plain, graph
+        self.plain, self.kernel_graph, self._patience = plain, graph, patience
         returned = next(node for node in plain.graph.nodes if node.op == "output").args[0]
         self._single = not isinstance(returned, (list, tuple))
         results = [returned] if self._single else returned
@@ -255,7 +287,10 @@ class Region(torch.nn.Module):
         key = (self.kernel_graph.key, str(device), *sorted(known.items()))
         with _lock, torch.no_grad():
             if key not in _found:
-                budget = SEARCH * float(settings.get("measure_s"))
-                search = Search(self.kernel_graph, known, device, budget, plain=plain, quick=True)
-                _found[key] = records.searched(search)
+                budget_s = self._patience.region_s
+                if not budget_s:
+                    return Found(None, None, why="the model's time for searching was used up by other regions")
+                with self._patience.spent(), progress(None, budget_s) as tell:
+                    search = Search(self.kernel_graph, known, device, budget_s, tell, plain=plain, quick=True)
+                    _found[key] = records.searched(search)
             return _found[key]

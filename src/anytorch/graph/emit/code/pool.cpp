@@ -1,7 +1,8 @@
 // The workers that run generated kernels: one pool for the process, shared by all kernels and all threads that call them.
 //
 // A worker looks for work for a few microseconds before it goes to sleep: kernels come one after another, and waking a thread
-// takes longer than many of them run. Whoever calls while the pool is busy computes alone rather than wait.
+// takes longer than many of them run. Who wakes up too late to help is not waited for. Whoever calls while the pool is busy
+// computes alone rather than wait.
 #include <unistd.h>
 
 #include <atomic>
@@ -50,16 +51,19 @@ class Pool {
     {
       std::lock_guard<std::mutex> guard(mutex);
       current = &work;
-      busy.store((int)workers.size());
       round.fetch_add(1);
     }
     begin.notify_all();
     work.take();
+    {
+      std::lock_guard<std::mutex> guard(mutex);
+      current = nullptr;  // who comes from here on finds nothing to do
+    }
     auto until = std::chrono::steady_clock::now() + SPIN;
-    while (busy.load() && std::chrono::steady_clock::now() < until) {}
-    if (busy.load()) {
+    while (helping.load() && std::chrono::steady_clock::now() < until) {}
+    if (helping.load()) {
       std::unique_lock<std::mutex> lock(mutex);
-      done.wait(lock, [this] { return busy.load() == 0; });
+      done.wait(lock, [this] { return helping.load() == 0; });
     }
   }
 
@@ -79,9 +83,11 @@ class Pool {
         if (closing.load()) return;
         seen = round.load();
         work = current;
+        if (!work) continue;  // the others were faster
+        helping.fetch_add(1);
       }
       work->take();
-      if (busy.fetch_sub(1) == 1) {
+      if (helping.fetch_sub(1) == 1) {
         std::lock_guard<std::mutex> guard(mutex);
         done.notify_one();
       }
@@ -93,7 +99,7 @@ class Pool {
   std::condition_variable begin, done;
   Work* current = nullptr;
   std::atomic<int64_t> round{0};
-  std::atomic<int> busy{0};
+  std::atomic<int> helping{0};
   std::atomic<bool> closing{false};
 };
 
