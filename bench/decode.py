@@ -1,14 +1,17 @@
-"""Decoding one text on a GPU: the whole of it in one launch, beside steps of torch that are recorded, and compiled ones.
+"""Decoding on a GPU: one text in one launch, several by a recorded step of our kernels, beside recorded steps of torch's.
 
     python bench/decode.py                                          three shapes with random weights, bfloat16
-    python bench/decode.py --only 0.6B --compiled                   one, and torch.compile's step (minutes to compile)
+    python bench/decode.py --rows 1,16                              one text, and sixteen at once (1, 4, 8 and 16 else)
+    python bench/decode.py --only 0.6B --compiled                   one, and torch.compile's step (a minute to compile)
     python bench/decode.py --output bench/results/decode-h200.json
 
 64 tokens of context, 1,024 new ones. Answers first: every token of ours is compared, by the decoder in float32 where that
 fits and in its own dtype, with the best one; the largest distance of logits is printed beside the rounding of the dtype.
-Then all sides take turns, three rounds; times are medians of ms per token. Ours is timed from its launch to its end,
-divided by the tokens. A recorded step of torch is replayed 32 times at each of five contexts between 64 and 1,088, in
-recordings of the next power of two, and averaged: nothing of the host is in it.
+Then all sides take turns, three rounds; times are medians of ms per token of each text. "one launch" is timed from its
+launch to its end, divided by the tokens. A recorded step is replayed 32 times at each of five contexts between 64 and
+1,088, in recordings of the next power of two, and averaged: nothing of the host is in it. "generate" is our step with all
+of the host: 256 new tokens by one call, wall time. torch.compile's step has a static cache of 1,089 places, as transformers'
+has, and is recorded, too.
 
 The share is of the rate at which this GPU reads 8 GB, measured in the same run: weights are all that counts as read.
 """
@@ -16,9 +19,11 @@ The share is of the rate at which this GPU reads 8 GB, measured in the same run:
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +35,7 @@ from anytorch.text.decoders import Decoder
 from anytorch.text.decoders.spec import DecoderSpec, Rotary
 from anytorch.text.decoders.steps import RecordedSteps
 from anytorch.text.persistent.cuda import CudaKernel
+from anytorch.text.persistent.fused import FusedSteps
 
 CONTEXT, NEW, ROUNDS, REPLAYS = 64, 1024, 3, 32
 SHAPES = {  # as their config.json says; vocabulary, width, layers, heads, heads of keys, head, inner
@@ -107,48 +113,81 @@ def distance(decoder: Decoder, ids: list[int], made: list[int]) -> dict[str, flo
     }
 
 
-@torch.no_grad()
-def measure(name: str, dtype: torch.dtype, rate: float, compiled: bool) -> dict[str, Any]:
-    decoder = model(name, dtype)
-    spec = decoder.spec
-    kernel = CudaKernel(decoder, positions=CONTEXT + NEW + 1)
-    ids = torch.randint(0, spec.vocabulary, (CONTEXT,), generator=torch.Generator().manual_seed(1)).tolist()
-    answers = []
-    for seed in range(3):
-        given = torch.randint(0, spec.vocabulary, (CONTEXT,), generator=torch.Generator().manual_seed(seed)).tolist()
-        answers.append(distance(decoder, given, kernel.generate(given, 256)))
+def prompt(spec: DecoderSpec, seed: int) -> list[int]:
+    return torch.randint(0, spec.vocabulary, (CONTEXT,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def checked(decoder: Decoder, prompts: list[list[int]], texts: list[list[int]], what: str) -> list[dict[str, float]]:
+    answers = [distance(decoder, ids, made) for ids, made in zip(prompts, texts, strict=True)]
     for one in answers:
         if one["largest_gap"] > 2 * max(one["rounding"], 1e-3 * one["logits_std"]):
-            raise SystemExit(f"{name}: wrong tokens, {one}")
+            raise SystemExit(f"{what}: wrong tokens, {one}")
+    return answers
 
-    def ours() -> float:
-        kernel.read(ids)
-        counted: list[int] = []
-        return milliseconds(lambda: counted.extend(kernel.follow(5, NEW))) / len(counted)
 
-    def steps_of(steps: RecordedSteps) -> Callable[[], float]:
-        contexts = [CONTEXT + NEW * part // 4 for part in range(5)]
+def steps_timed(steps: RecordedSteps) -> Callable[[], float]:
+    contexts = [CONTEXT + NEW * part // 4 for part in range(5)]
 
-        def timed() -> float:
-            found = []
-            for context in contexts:
-                steps.lengths[0] = context
-                steps._put(0, 5, context - 1)
+    def timed() -> float:
+        found = []
+        for context in contexts:
+            for row in range(steps.rows):
+                steps.lengths[row] = context
+                steps._put(row, 5 + row, context - 1)
+            for _ in range(2):  # the second is recorded, if it was not
                 steps.step()
-                found.append(milliseconds(lambda: [steps.step() for _ in range(REPLAYS)]) / REPLAYS)
-            return (sum(found) - (found[0] + found[-1]) / 2) / 4
+            found.append(milliseconds(lambda: [steps.step() for _ in range(REPLAYS)]) / REPLAYS)
+        return (sum(found) - (found[0] + found[-1]) / 2) / 4
 
-        return timed
+    return timed
 
-    sides: dict[str, Callable[[], float]] = {"one launch": ours}
-    recorded = RecordedSteps(decoder, 1, CONTEXT + NEW + 1)
-    recorded.read(0, ids)
-    sides["recorded step"] = steps_of(recorded)
+
+class Compiled(RecordedSteps):
+    """A step by torch.compile, over all places there are at any time."""
+
+    def _computed(self, rows: int, places: int) -> torch.Tensor:
+        made: torch.Tensor = self._compiled(self.rows, self.positions)
+        return made
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        return torch.compile(super()._computed, dynamic=False)
+
+
+@torch.no_grad()
+def measure(decoder: Decoder, name: str, rows: int, rate: float, compiled: bool) -> dict[str, Any]:
+    spec, positions = decoder.spec, CONTEXT + NEW + 1
+    ids, answers = prompt(spec, 1), {}
+    sides: dict[str, Callable[[], float]] = {}
+    if rows == 1:
+        kernel = CudaKernel(decoder, positions=positions)
+        given = [prompt(spec, seed) for seed in range(3)]
+        answers["one launch"] = checked(decoder, given, [kernel.generate(one, 256) for one in given], name)
+
+        def launched() -> float:
+            kernel.read(ids)
+            counted: list[int] = []
+            return milliseconds(lambda: counted.extend(kernel.follow(5, NEW))) / len(counted)
+
+        sides["one launch"] = launched
+    steps = FusedSteps(decoder, rows, positions)
+    given = [prompt(spec, seed) for seed in range(rows)]
+    made = steps.generate(given, 256)
+    answers["our step"] = checked(decoder, given[:4], made[:4], f"{name}, {rows} texts")
+
+    def whole() -> float:
+        begun = time.perf_counter()
+        first = steps.generate(given, 1)
+        read_s = time.perf_counter() - begun
+        begun = time.perf_counter()
+        texts = steps.generate(given, 257)
+        assert [text[:1] for text in texts] == first
+        return (time.perf_counter() - begun - read_s) * 1e3 / 256
+
+    sides.update({"our step": steps_timed(steps), "generate": whole})
+    sides["torch's step"] = steps_timed(RecordedSteps(decoder, rows, positions))
     if compiled:
-        quick = RecordedSteps(decoder, 1, CONTEXT + NEW + 1)
-        quick.read(0, ids)
-        quick._computed = torch.compile(quick._computed, dynamic=False)  # type: ignore[method-assign]
-        sides["compiled, recorded step"] = steps_of(quick)
+        sides["torch.compile's step"] = steps_timed(Compiled(decoder, rows, positions))
     for run in sides.values():
         run()
     found: dict[str, list[float]] = {side: [] for side in sides}
@@ -159,6 +198,7 @@ def measure(name: str, dtype: torch.dtype, rate: float, compiled: bool) -> dict[
     ms = {side: statistics.median(times) for side, times in found.items()}
     return {
         "name": name,
+        "rows": rows,
         "ms": {side: round(one, 4) for side, one in ms.items()},
         "floor_ms": round(nbytes / rate * 1e3, 4),
         "share": {side: round(nbytes / rate * 1e3 / one, 3) for side, one in ms.items()},
@@ -169,6 +209,7 @@ def measure(name: str, dtype: torch.dtype, rate: float, compiled: bool) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="shapes whose name has this part")
+    parser.add_argument("--rows", default="1,4,8,16", help="texts at once; default: %(default)s")
     parser.add_argument("--compiled", action="store_true", help="torch.compile's step, too")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
     parser.add_argument("--output", type=Path)
@@ -179,18 +220,23 @@ def main() -> None:
     for name in SHAPES:
         if options.only and options.only not in name:
             continue
-        row = measure(name, getattr(torch, options.dtype), rate, options.compiled)
-        result["rows"].append(row)
-        times = "  ".join(f"{side} {ms:.3f} ms ({row['share'][side]:.0%})" for side, ms in row["ms"].items())
-        gap = max(one["largest_gap"] for one in row["answers"])
-        rounding = max(one["rounding"] for one in row["answers"])
-        print(
-            f"{name:14} {times}  floor {row['floor_ms']:.3f} | furthest from the best {gap:.2g}, rounding {rounding:.2g}"
-        )
-        if options.output:
-            options.output.write_text(json.dumps(result, indent=1) + "\n")
-        gc.collect()
-        torch.cuda.empty_cache()
+        decoder = model(name, getattr(torch, options.dtype))
+        for rows in map(int, options.rows.split(",")):
+            row = measure(decoder, name, rows, rate, options.compiled)
+            result["rows"].append(row)
+            times = "  ".join(f"{side} {ms:.3f} ms ({row['share'][side]:.0%})" for side, ms in row["ms"].items())
+            every = [one for some in row["answers"].values() for one in some]
+            gap, rounding = (max(one[what] for one in every) for what in ("largest_gap", "rounding"))
+            print(
+                f"{name:14} x {rows:2} {times}  floor {row['floor_ms']:.3f} | furthest from the best {gap:.2g}, "
+                f"rounding {rounding:.2g}",
+                flush=True,
+            )
+            if options.output:
+                options.output.write_text(json.dumps(result, indent=1) + "\n")
+            gc.collect()
+            torch.cuda.empty_cache()
+        del decoder
 
 
 if __name__ == "__main__":

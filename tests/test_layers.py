@@ -88,6 +88,7 @@ LATE = {
     "anytorch.quant.kernels.triton": "Triton's kernels are for machines that have Triton",
     "anytorch.text.encoders.graph_kernels": "Triton's kernels are for machines that have Triton",
     "anytorch.text.encoders.encoder": "quantization is for those who ask for it, our kernels for devices with Triton",
+    "anytorch.text.persistent.fused": "Triton's kernels are for machines that have Triton",
     "anytorch.text.embed.encoder_device": "the torch encoder imports torch, our own loads a library: one of the two",
     "anytorch.text.embed.engine": "the queue is for those who use it",
     "anytorch.text.embed.encoder_builder": "the pool is for those who name several devices",

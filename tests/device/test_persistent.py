@@ -12,6 +12,8 @@ from anytorch.errors import InputError
 from anytorch.text.decoders import Decoder
 from anytorch.text.decoders.spec import read_spec
 from anytorch.text.persistent.cuda import CudaKernel, refusal
+from anytorch.text.persistent.fused import FusedSteps, steps_for
+from anytorch.text.persistent.kernel import PersistentKernel
 
 pytestmark = pytest.mark.device
 
@@ -112,3 +114,36 @@ def test_a_model_that_computes_no_numbers_is_said(gpu: torch.device) -> None:
     dict(decoder.named_parameters())["model.layers.1.mlp.down_proj.weight"].data[0, 0] = torch.inf
     with pytest.raises(ArithmeticError, match="NaN or infinity"):
         list(kernel.follow(3, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_several_texts_by_recorded_steps_of_our_kernels(gpu: torch.device, name: str, dtype: torch.dtype) -> None:
+    decoder = decoder_on(gpu, name, dtype)
+    steps, why = steps_for(decoder, 5, 400)
+    assert isinstance(steps, FusedSteps), why
+    prompts = [list(range(3, 3 + count)) for count in (1, 40, 90, 2, 300)]
+    for some in (prompts, prompts[2:3]):
+        for ids, made in zip(some, steps.generate(some, 90), strict=True):
+            assert len(made) == 90
+            check(decoder, ids, made)
+    assert not steps.recorded and len(steps._recorder.recordings) >= 2
+
+
+def test_what_was_recorded_outlives_another_kernel_of_the_same_decoder(gpu: torch.device) -> None:
+    """A second kernel lays weights out anew: what the first one recorded reads the old ones."""
+    decoder = decoder_on(gpu, "qwen2", torch.bfloat16)
+    steps, _ = steps_for(decoder, 2, 200)
+    wanted = steps.generate([[5], [7, 8]], 40)
+    kernel = CudaKernel(decoder, positions=200)
+    torch.cuda.empty_cache()
+    rubbish = [torch.full((1 << 20,), float("nan"), device=gpu) for _ in range(64)]
+    assert steps.generate([[5], [7, 8]], 40) == wanted and len(kernel.generate([5], 40)) == 40 and rubbish
+
+
+def test_a_persistent_kernel_of_several_rows(gpu: torch.device) -> None:
+    decoder = decoder_on(gpu, "qwen3", torch.bfloat16)
+    kernel = PersistentKernel.from_model(decoder, 200, rows=3)
+    assert "our own kernels" in kernel.explain()
+    for ids, made in zip([[5], [6, 7]], kernel.generate([[5], [6, 7]], 50), strict=True):
+        check(decoder, ids, made)

@@ -139,7 +139,11 @@ class Rows(ABC):
 
 def most_likely(logits: Tensor, rows: Sequence[int]) -> list[int]:
     """The token with the largest logit in each of these rows. Raises ArithmeticError where that is no number."""
-    best, finite = logits.argmax(-1).tolist(), torch.isfinite(logits.amax(-1)).tolist()
+    top = logits.argmax(-1, keepdim=True)  # of NaN where there is one
+    found = torch.cat(
+        (top, torch.isfinite(logits.gather(-1, top)).to(top.dtype)), -1
+    ).tolist()  # one look at the device
+    best, finite = zip(*found, strict=True)
     if not all(finite[row] for row in rows):
         raise ArithmeticError("the model computed NaN or infinity")
     return [best[row] for row in rows]

@@ -42,6 +42,7 @@ class RecordedSteps(Rows):
         self._every_row = torch.arange(rows, device=weight.device)
         self._every_place = torch.arange(self.positions, device=weight.device)
         self._recorder = Recorder(weight.device)
+        self._held: dict[int, Tensor] = {}  # weights that recordings read, even if a kernel lays them out anew
 
     @property
     def recorded(self) -> str:
@@ -55,7 +56,11 @@ class RecordedSteps(Rows):
         rows = min(self.rows, 1 << (rows - 1).bit_length())
         places = min(self.positions, max(LEAST_PLACES, 1 << (max(self.lengths) - 1).bit_length()))
         self._given.copy_(self._next)
-        return self._recorder.run((rows, places), lambda: self._computed(rows, places))
+        return self._recorder.run((rows, places), lambda: self._kept_alive(rows, places))
+
+    def _kept_alive(self, rows: int, places: int) -> Tensor:
+        self._held.update((one.data_ptr(), one.detach()) for one in self.decoder.parameters())
+        return self._computed(rows, places)
 
     def _put(self, row: int, token: int, place: int) -> None:
         self._next[:, row] = torch.tensor((token, place))

@@ -24,6 +24,7 @@ from anytorch.text.decoders.rows import Rows
 from anytorch.text.decoders.steps import RecordedSteps
 from anytorch.text.generate.requests import Computed, TextRequest
 from anytorch.text.packed.encoder import available_cores
+from anytorch.text.persistent.fused import FusedSteps, steps_for
 from anytorch.text.persistent.host import HostKernel
 
 log = logs.logger(__name__)
@@ -66,26 +67,32 @@ def open_kernel(folder: Path, device: torch.device, dtype: str) -> Opened:
                 says,
             )
     try:
-        steps = _tried_out(decoder)
+        steps, whose = _tried_out(decoder)
     except Exception as exc:
         raise ModelError(f"our decoder does not run on {device}: {first_line(exc)}") from exc
-    says = "one recorded step computes a token of all requests"
+    fused = isinstance(steps, FusedSteps)
+    whose_kernels = "our own" if fused else "torch's"
+    says = f"one recorded step of {whose_kernels} kernels computes a token of all requests"
     if steps.recorded:
         says = f"a step over tensors that stay computes a token of all requests; it is not recorded: {steps.recorded}"
     return Opened(
-        decoder, lambda rows, positions: RecordedSteps(decoder, rows, positions), RecordedSteps.__name__, says + why
+        decoder,
+        lambda rows, positions: type(steps)(decoder, rows, positions),
+        type(steps).__name__,
+        says + why + (f" (not by our own kernels: {whose})" if whose else ""),
     )
 
 
-def _tried_out(decoder: Decoder) -> RecordedSteps:
-    """Steps that have computed a prompt and two tokens: the second one of a shape is recorded where the device can."""
-    steps = RecordedSteps(decoder, 1, 4)
+def _tried_out(decoder: Decoder) -> tuple[RecordedSteps, str]:
+    """Steps that have computed a prompt and two tokens: the second one of a shape is recorded where the device can. And
+    why torch's kernels compute them, if they do."""
+    steps, why = steps_for(decoder, 1, 4)
     steps.read(0, [0])
     for _ in range(2):
         steps.follow(0, 0)
         logits = steps.step()
     logits.argmax(-1).tolist()  # waits for the device
-    return steps
+    return steps, why
 
 
 class KernelRows:

@@ -19,6 +19,7 @@ from anytorch.errors import InputError, UsageError
 from anytorch.text.decoders.model import Decoder, KeyValues
 from anytorch.text.decoders.rotary import tables
 from anytorch.text.decoders.spec import DecoderSpec
+from anytorch.text.persistent.joined import joined, joined_biases
 from anytorch.text.persistent.nvrtc import Kernel
 
 SOURCE = Path(__file__).parent / "code" / "decode.cu"
@@ -243,16 +244,9 @@ class CudaKernel:
             )
 
     def _joined(self, layers: list[Any], *, in_turns: bool) -> tuple[int, int | None]:
-        """The address of all rows in one matrix (and of their biases), one layer's after the other's or row by row."""
-        weights = [layer.weight.detach() for layer in layers]
-        whole = torch.stack(weights, 1).flatten(0, 1) if in_turns else torch.cat(weights)
-        views = whole.unflatten(0, (-1, len(layers))).unbind(1) if in_turns else whole.split([len(w) for w in weights])
-        for layer, view in zip(layers, views, strict=True):
-            layer.weight.data = view
-        if layers[0].bias is None:
-            return self._address(whole), None
-        biases = [layer.bias.detach() for layer in layers]
-        return self._address(whole), self._floats(torch.stack(biases, 1).flatten() if in_turns else torch.cat(biases))
+        """The addresses of all rows in one matrix and of their biases."""
+        biases = joined_biases(layers, in_turns=in_turns)
+        return self._address(joined(layers, in_turns=in_turns)), None if biases is None else self._floats(biases)
 
     def _bias(self, layer: nn.Linear) -> int | None:
         return None if layer.bias is None else self._floats(layer.bias)

@@ -26,6 +26,7 @@ from anytorch.text.decoders.rows import Rows
 from anytorch.text.decoders.steps import RecordedSteps
 from anytorch.text.packed.encoder import available_cores
 from anytorch.text.persistent import cuda
+from anytorch.text.persistent.fused import FusedSteps, steps_for
 from anytorch.text.persistent.host import HostKernel
 from anytorch.text.persistent.layers import Layers
 
@@ -203,7 +204,8 @@ class PersistentKernel(Layers):
         if isinstance(self._rows, HostKernel):
             return f"one call of C++ for all tokens of up to {self._rows.rows} texts, {self._rows.threads} workers"
         if isinstance(self._rows, RecordedSteps):
-            return f"a recorded step for each token of up to {self._rows.rows} texts on {self.device}" + (
+            whose = "our own kernels" if isinstance(self._rows, FusedSteps) else "torch's kernels"
+            return f"a recorded step of {whose} for each token of up to {self._rows.rows} texts on {self.device}" + (
                 f"; not recorded: {self._rows.recorded}" if self._rows.recorded else ""
             )
         if self._recorder is None:
@@ -227,7 +229,7 @@ def _fastest(decoder: Decoder, rows: int, positions: int, workers: int) -> Rows 
             log.info("recorded steps in place of one launch: %s", exc.message)
     elif rows == 1:
         log.info("recorded steps in place of one launch: %s", why)
-    return RecordedSteps(decoder, rows, positions)
+    return steps_for(decoder, rows, positions)[0]
 
 
 def _meta(given: Sequence[Tensor] | Mapping[str, Tensor] | None, length: int) -> dict[str, Tensor]:
