@@ -127,7 +127,7 @@ def test_several_texts_by_recorded_steps_of_our_kernels(gpu: torch.device, name:
         for ids, made in zip(some, steps.generate(some, 90), strict=True):
             assert len(made) == 90
             check(decoder, ids, made)
-    assert not steps.recorded and len(steps._recorder.recordings) >= 2
+    assert not steps.recorded and steps._recorder.recordings
 
 
 def test_what_was_recorded_outlives_another_kernel_of_the_same_decoder(gpu: torch.device) -> None:
