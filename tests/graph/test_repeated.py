@@ -131,3 +131,22 @@ def test_a_digest_is_the_same_mapped_or_copied_and_sees_one_wrong_element(monkey
     assert right not in (verify.digest(damaged, graph, {}, CPU), verify.digest(swapped, graph, {}, CPU))
     monkeypatch.setattr(repeated, "_mapped", lambda block, times: None)
     assert right == verify.digest(run, graph, {}, CPU)
+
+
+def test_elsewhere_few_numbers_are_sent_and_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Builder()
+    wide, short = b.input((1024, 1024), "float32"), b.input((1024,), "float32")
+    graph = b.graph([b.add("mul", wide, short)])
+    drawn: list[int] = []
+    plain = torch.randn
+
+    def counted(*sizes: Any, **options: Any) -> torch.Tensor:
+        made = plain(*sizes, **options)
+        drawn.append(made.numel())
+        return made
+
+    monkeypatch.setattr(torch, "randn", counted)
+    monkeypatch.setattr(verify, "_home_of_random_numbers", lambda device: CPU)
+    found = verify.quick_example(graph, {}, torch.device("meta"))
+    assert [list(one.shape) for one in found] == [[1024, 1024], [1024]] and all(one.is_meta for one in found)
+    assert drawn == [repeated.period(torch.float32), 1024]

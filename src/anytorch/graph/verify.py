@@ -79,11 +79,11 @@ def _home_of_random_numbers(device: torch.device) -> torch.device:
 
 
 def quick_example(graph: Graph, known: Mapping[str, int], device: torch.device) -> list[torch.Tensor]:
-    """Inputs that are made fast: on the CPU long ones are parts of one tensor that repeats a few random numbers."""
-    if device.type != "cpu":
-        return example(graph, known, "normal", device)
+    """Inputs that are made fast: long ones repeat a few random numbers. On the CPU they are parts of one tensor."""
     nodes = [graph.nodes[number] for number in graph.inputs]
     counts = [math.prod(shape_at(node.shape, known)) for node in nodes]
+    if device.type != "cpu":
+        return [_repeated_there(graph, known, place, device) for place in range(len(nodes))]
     shared: dict[str, torch.Tensor] = {}  # by dtype: each long input begins elsewhere in it
     for dtype in {node.dtype for node in nodes if node.dtype in FLOATS}:
         few = period(reference.dtype_named(dtype))
@@ -102,6 +102,17 @@ def quick_example(graph: Graph, known: Mapping[str, int], device: torch.device) 
         else:
             made.append(shared[node.dtype][place * APART :][:count].view(shape_at(node.shape, known)))
     return made
+
+
+def _repeated_there(graph: Graph, known: Mapping[str, int], place: int, device: torch.device) -> torch.Tensor:
+    """An input on another device. Not all have random numbers of their own: a few are sent there."""
+    node = graph.nodes[graph.inputs[place]]
+    shape, dtype = shape_at(node.shape, known), reference.dtype_named(node.dtype)
+    count, few = math.prod(shape), period(dtype)
+    if node.dtype not in FLOATS or count <= few:
+        return _tensor(graph, known, node, place, "normal", device, 0)
+    numbers = torch.randn(few, generator=torch.Generator().manual_seed(place)).to(dtype).to(device)
+    return numbers.repeat(-(-count // few))[:count].view(shape)
 
 
 def digest(run: Run, graph: Graph, known: Mapping[str, int], device: torch.device) -> str:
