@@ -47,11 +47,20 @@ def _checks(value: Any) -> str:
         raise ValueError("use on, off or now") from None
 
 
+MOST_THREADS = 1024  # of a CPU: more hold a machine up long before they could help
+
+
 def _positive_int(value: Any) -> int:
     text = str(value).strip()
     if isinstance(value, bool) or not (text.isascii() and text.isdigit()) or not 0 < int(text) < 2**31:
         raise ValueError("use a whole number above 0")
     return int(text)
+
+
+def _threads(value: Any) -> int:
+    if (count := _positive_int(value)) > MOST_THREADS:
+        raise ValueError(f"use a whole number from 1 to {MOST_THREADS}")
+    return count
 
 
 def _seconds(value: Any) -> float:
@@ -129,7 +138,7 @@ _TABLE = (
         "names of the third-party back ends that may load, separated by commas; all of them when unset, none when empty"),
     Setting("probe_timeout_s", 120.0, _seconds, ("ANYTORCH_PROBE_TIMEOUT",),
         "how long the child process may take to try the devices, in seconds"),
-    Setting("threads", None, _positive_int, ("ANYTORCH_THREADS",), "CPU threads torch uses"),
+    Setting("threads", None, _threads, ("ANYTORCH_THREADS",), "CPU threads torch uses"),
     Setting("cpu_dtype", None, _one_of("float32", "bfloat16", "float16"), ("ANYTORCH_CPU_DTYPE",),
         "the dtype autocast uses on the CPU; float32 turns autocast off there"),
     Setting("matmul_precision", None, _one_of("highest", "high", "medium"), ("ANYTORCH_MATMUL_PRECISION",),

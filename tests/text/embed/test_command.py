@@ -238,3 +238,12 @@ def test_an_interruption_says_what_was_kept(
     calls[0] = 3
     done = embed(source, "--output", tmp_path / "other.parquet", "--device", "cpu")
     assert done.status == 130 and "no part of" in done.err and "starts over" in done.err
+
+
+def test_blank_lines_are_no_answers_and_keep_their_numbers(embed: Callable[..., Answer], tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("\na red apple\n   \na green pear\n")
+    done = embed(path, "--search", "a green pear", "--k", 4, "--json")
+    assert sorted(hit["row"] for hit in json.loads(done.out)["hits"]) == [2, 4]
+    path.write_text("\n\n")
+    assert json.loads(embed(path, "--search", "pear", "--json").out)["hits"] == []

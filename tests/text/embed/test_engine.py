@@ -247,7 +247,7 @@ def test_prompts(copied_model: Path, fake_engine: Callable[..., ArrowEngine]) ->
         fake_engine(model_path=copied_model).encode("x", prompt="query")
 
 
-@pytest.mark.parametrize("threads", [0, -1, "2", True, 1.5])
+@pytest.mark.parametrize("threads", [0, -1, "2", True, 1.5, 40_000, 2**40])
 def test_threads_that_cannot_be(threads: Any, model_folder: Path) -> None:
     with pytest.raises(UsageError, match="threads="):
         ArrowEngine(model_folder, "cpu", threads=threads)

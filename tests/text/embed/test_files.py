@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import errno
 import gzip
@@ -578,3 +579,57 @@ def test_any_json_in_a_journal_is_resumed_or_our_error(tmp_path: Path) -> None:
         except UsageError:
             refused += 1
     assert refused > 30 and files_journal.finished_rows(target) == 0
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("ending", [".txt", ".txt.gz", ".csv"])
+def test_text_with_a_mark_is_read_by_it(encoding: str, ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"in{ending}"
+    body = ("text\nÄpfel\nбирне\n" if ending == ".csv" else "Äpfel\nбирне\n").encode(encoding)
+    path.write_bytes(gzip.compress(body) if ending.endswith(".gz") else body)
+    found = [text for chunk in Source(path, None).chunks(10) for text in chunk.texts]
+    assert found == ["Äpfel", "бирне"]
+
+
+def test_big_endian_text_and_text_that_ends_in_the_middle(tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_bytes(codecs.BOM_UTF16_BE + "Äpfel\n".encode("utf-16-be"))
+    assert [text for chunk in Source(path, None).chunks(10) for text in chunk.texts] == ["Äpfel"]
+    path.write_bytes("Äpfel\n".encode("utf-16")[:-1])
+    with pytest.raises(InputError, match="not UTF-16"):
+        list(Source(path, None).chunks(10))
+
+
+def test_latin1_is_named_and_not_guessed(tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_bytes("gut\nÄpfel\n".encode("latin1"))
+    with pytest.raises(InputError, match="there is a byte that is not UTF-8") as raised:
+        list(Source(path, None).chunks(10))
+    assert "from the encoding that it has" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("body", "columns", "texts"),
+    [
+        ("id;text\n1;a, b\n2;c\n", ["id", "text"], ["a, b", "c"]),
+        ("id,text\n1,a; b\n", ["id", "text"], ["a; b"]),
+        ("text\na; b\n", ["text"], ["a; b"]),
+        ('"a;b",text\n1,x\n', ["a;b", "text"], ["x"]),
+    ],
+)
+def test_semicolons_are_separators_where_the_header_says_so(
+    body: str, columns: list[str], texts: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text(body)
+    source = Source(path, "text")
+    assert list(source.columns) == columns
+    assert [text for chunk in source.chunks(10) for text in chunk.texts] == texts
+
+
+def test_too_many_fields_between_semicolons_are_explained_so(tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text("id;text\n1;a;b\n")
+    with pytest.raises(InputError, match="3 fields") as raised:
+        list(Source(path, "text").chunks(10))
+    assert "a semicolon" in str(raised.value.hint)

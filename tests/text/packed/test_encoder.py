@@ -270,7 +270,7 @@ def test_wrong_choices_are_refused() -> None:
         PackedEncoder(BERT, good, pooling="median")
     with pytest.raises(UsageError, match="unknown quantization 'int3'"):
         PackedEncoder(BERT, good, quantization="int3")
-    with pytest.raises(UsageError, match="at least 1"):
+    with pytest.raises(UsageError, match="from 1 to 1,024"):
         PackedEncoder(BERT, good, threads=0)
     encoder = PackedEncoder(BERT, good, threads=1)
     encoder.close()

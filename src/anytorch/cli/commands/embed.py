@@ -232,8 +232,13 @@ def to_standard_output(engine: ArrowEngine, source: Source, wanted: dict[str, An
 def search(engine: ArrowEngine, source: Source, options: argparse.Namespace, output: Output) -> dict[str, Any]:
     texts, vectors = corpus(engine, source, options)
     question = engine.encode(options.search, prompt="query", dim=options.dim)
-    hits = engine.search(question, vectors, options.k)
-    found = [{"row": hit.index + 1, "score": round(hit.score, 4), "text": texts[hit.index]} for hit in hits]
+    written = [row for row, text in enumerate(texts) if text.strip()]  # a blank line is no answer
+    hits = engine.search(question, vectors if len(written) == len(texts) else vectors[written], options.k)
+    places = [written[hit.index] for hit in hits]
+    found = [
+        {"row": row + 1, "score": round(hit.score, 4), "text": texts[row]}
+        for row, hit in zip(places, hits, strict=True)
+    ]
     rows = [(f"{hit['score']:.3f}", hit["row"], short(str(hit["text"]))) for hit in found]
     output.table(("score (-1 to 1)", "row (from 1)", "text"), rows)
     return {"question": options.search, "hits": found}

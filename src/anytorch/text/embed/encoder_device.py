@@ -5,6 +5,7 @@ On a machine whose files show no accelerator nothing imports torch: the CPU path
 
 from __future__ import annotations
 
+from anytorch import settings
 from anytorch.devices.choose import configured_request, resolve, survey
 from anytorch.devices.ranking import parse
 from anytorch.devices.registry import BUILT_IN, registry
@@ -77,8 +78,12 @@ def check_options(quantization: str | None, dtype: str, threads: int | None) -> 
         )
     if dtype not in DTYPES:
         raise UsageError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise UsageError(f"threads={threads!r}: use a whole number above 0", hint="leave it out for all cores")
+    whole = isinstance(threads, int) and not isinstance(threads, bool)
+    if threads is not None and not (whole and 1 <= threads <= settings.MOST_THREADS):
+        raise UsageError(
+            f"threads={threads!r} is invalid: use a whole number from 1 to {settings.MOST_THREADS:,}",
+            hint="leave it out for all cores",
+        )
 
 
 def build_encoder(

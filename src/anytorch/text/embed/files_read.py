@@ -6,6 +6,7 @@ for, wherever the file's own blocks end, so that a run that was interrupted cuts
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -21,6 +22,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from anytorch.errors import InputError, UsageError, did_you_mean
 
 # The longest field of a CSV is Python's own limit otherwise, 128 KiB: a book is a text, too.
+SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 LONGEST_FIELD = 1 << 30
 COUNTED_NBYTES = 256 << 20  # larger files are not read once more only to know how many rows they have
 FORMATS = ("parquet", "csv", "tsv", "jsonl", "txt")
@@ -216,8 +218,12 @@ class _TextReader(_Reader):
             raw: Any = gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb")  # noqa: SIM115
         except OSError as exc:
             raise InputError(f"{path.name}: cannot be read: {exc.strerror or exc}") from exc
-        # "utf-8-sig" leaves out the mark that some programs write first; line ends stay as they are for the CSV reader.
-        return io.TextIOWrapper(raw, encoding="utf-8-sig", newline="" if self.keeps_line_ends else None)
+        try:
+            encoding = _encoding(raw.peek(4))
+        except (EOFError, gzip.BadGzipFile, zlib.error, OSError):
+            encoding = "utf-8-sig"  # said when the first line is read
+        # Line ends stay as they are for the CSV reader.
+        return io.TextIOWrapper(raw, encoding=encoding, newline="" if self.keeps_line_ends else None)
 
     keeps_line_ends = False
 
@@ -248,10 +254,11 @@ class _TextReader(_Reader):
             try:
                 line = lines.readline()
             except UnicodeDecodeError as exc:
+                encoding = "UTF-8" if exc.encoding.startswith("utf-8") else exc.encoding.upper()
                 raise InputError(
-                    f"{self.source.path.name}: after line {number} there is a byte that is not UTF-8 "
+                    f"{self.source.path.name}: after line {number} there is a byte that is not {encoding} "
                     f"({exc.object[exc.start : exc.start + 1]!r})",
-                    hint="convert the file: iconv -f latin1 -t utf-8",
+                    hint="write the file again as UTF-8, or convert it from the encoding that it has: iconv -f … -t utf-8",
                 ) from exc
             except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as exc:
                 raise InputError(f"{self.source.path.name}: cannot be read after line {number}: {exc}") from exc
@@ -259,6 +266,18 @@ class _TextReader(_Reader):
                 return
             number += 1
             yield line
+
+
+def _encoding(begin: bytes) -> str:
+    """By the mark at the beginning that Windows' programs write; without one UTF-8. The mark is no part of the text."""
+    for mark, name in (
+        (codecs.BOM_UTF32_LE, "utf-32"),
+        (codecs.BOM_UTF32_BE, "utf-32"),
+        (codecs.BOM_UTF16_LE, "utf-16"),
+    ):
+        if begin.startswith(mark):
+            return name
+    return "utf-16" if begin.startswith(codecs.BOM_UTF16_BE) else "utf-8-sig"
 
 
 class _Lines(_TextReader):
@@ -276,24 +295,31 @@ class _Lines(_TextReader):
 
 
 class _Csv(_TextReader):
-    """Comma (or tab) separated. Every column stays the text it is: "007" is not 7, and no row can have a wrong type."""
+    """Separated by commas, by semicolons where the header has those and no comma (as spreadsheets write it where the comma
+    is in numbers), or by tabs. Every column stays the text it is: "007" is not 7, and no row can have a wrong type."""
 
     keeps_line_ends = True
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self._delimiter = "\t" if source.format == "tsv" else ","
-        csv.field_size_limit(LONGEST_FIELD)
-        with self.open() as lines:
-            try:
-                header = next(csv.reader(self.decoded(lines), delimiter=self._delimiter, strict=True), None)
-            except csv.Error as exc:
-                raise InputError(f"{source.path.name}: its header cannot be read: {exc}") from exc
+        header = self._header()
+        if self._delimiter == "," and header is not None and len(header) == 1 and ";" in header[0]:
+            self._delimiter = ";"
+            header = self._header()
         if header is None:
             raise InputError(f"{source.path.name}: is empty: it has no header")
         if len(set(header)) < len(header):
             raise InputError(f"{source.path.name}: its header names a column twice: {', '.join(header)}")
         self.columns = self.textual = header
+
+    def _header(self) -> list[str] | None:
+        csv.field_size_limit(LONGEST_FIELD)
+        with self.open() as lines:
+            try:
+                return next(csv.reader(self.decoded(lines), delimiter=self._delimiter, strict=True), None)
+            except csv.Error as exc:
+                raise InputError(f"{self.source.path.name}: its header cannot be read: {exc}") from exc
 
     def rows(self) -> Iterator[Any]:
         csv.field_size_limit(LONGEST_FIELD)
@@ -311,7 +337,7 @@ class _Csv(_TextReader):
                             row,
                             f"is ambiguous: the row has {len(fields)} fields, the header {len(self.columns)}",
                             line=reader.line_num,
-                            hint="put a text with a comma or a line break in quotes",
+                            hint=f"put a text with {SEPARATORS[self._delimiter]} or a line break in quotes",
                         )
                     yield fields
             except csv.Error as exc:

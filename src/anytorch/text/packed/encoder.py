@@ -33,7 +33,6 @@ FORMATS = tuple(binding.FORMATS)
 # bounds the memory, the second keeps a block's activations in the second-level cache. Measured in bench/packed_encoder.py.
 BUDGET = 512
 BLOCK = 96
-MOST_THREADS = 2**16
 
 
 class PackedEncoder(AbstractContextManager["PackedEncoder"]):
@@ -73,8 +72,8 @@ class PackedEncoder(AbstractContextManager["PackedEncoder"]):
             raise UsageError(
                 f"unknown quantization {quantization!r}; the CPU encoder has {', '.join(map(str, FORMATS))}"
             )
-        if threads is not None and not 1 <= threads <= MOST_THREADS:
-            raise UsageError(f"threads must be at least 1 and at most {MOST_THREADS}; got {threads}")
+        if threads is not None and not 1 <= threads <= settings.MOST_THREADS:
+            raise UsageError(f"threads={threads!r} is invalid: use a whole number from 1 to {settings.MOST_THREADS:,}")
         kv_heads, head_width = spec.kv_heads or spec.heads, spec.head_width or spec.width // spec.heads
         self.spec = spec = replace(spec, kv_heads=kv_heads, head_width=head_width)
         self.width = spec.width

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from anytorch import native
+from anytorch import native, settings
 from anytorch.errors import OutOfMemory, UsageError
 from anytorch.text.decoders.model import Decoder, KeyValues, RMSNorm
 from anytorch.text.decoders.rotary import tables
@@ -26,7 +26,6 @@ from anytorch.text.persistent.panels import PanelMemory, Panels
 
 SOURCE = Path(__file__).parent / "code" / "decode.cpp"
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-MOST_THREADS = 1024
 ENDED, NO_NUMBER = -1, -2  # in place of a token
 
 
@@ -95,7 +94,7 @@ class HostKernel(Rows):
         spec, weight = decoder.spec, decoder.lm_head.weight
         if weight.device.type != "cpu" or weight.dtype not in FORMATS:
             raise UsageError(f"the decoder is {weight.dtype} on {weight.device}; this kernel takes floats of the CPU")
-        if not 1 <= rows <= 1024 or not 1 <= (threads or 1) <= MOST_THREADS:
+        if not 1 <= rows <= 1024 or not 1 <= (threads or 1) <= settings.MOST_THREADS:
             raise UsageError(f"rows={rows}, threads={threads}: use 1 to 1,024 of each")
         if weights is not None and weights not in panels.FORMATS:
             raise UsageError(f"weights={weights!r} is unknown; use {', '.join(map(repr, panels.FORMATS))} or None")
