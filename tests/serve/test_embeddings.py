@@ -220,8 +220,12 @@ def test_a_text_that_cannot_be_cut_has_a_limit(
     service: Any, counted: list[int], path: str, first: str, then: str
 ) -> None:
     text = first + then * 900_000
-    body = {"input": text, "a": [text], "queries": ["x"], "corpus": [text]}
-    answer = service.client.post(path, json=body)
+    bodies = {
+        "/v1/embeddings": {"input": text},
+        "/v1/similarity": {"a": [text]},
+        "/v1/search": {"queries": ["x"], "corpus": [text]},
+    }
+    answer = service.client.post(path, json=bodies[path])
     assert answer.status_code == 422 and "too long" in answer.json()["detail"], answer.text
     assert sum(counted) < 10_000 and len(answer.content) < 1000
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 
@@ -233,3 +234,22 @@ def test_times_at_the_ends_of_the_calendar(forecaster: Any, candles: dict[str, A
     raw = json.dumps(body).encode()
     answer = forecaster.client.post("/v1/forecast", content=raw, headers={"Content-Type": "application/json"})
     assert answer.status_code in (400, 422), answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "x"}),
+        ("/v1/similarity", {"a": ["x"]}),
+        ("/v1/search", {"queries": ["x"], "corpus": ["y"]}),
+        ("/v1/forecast", {"sample": True}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/benchmark", {}),
+        ("/api/load-model", {"model": "x"}),
+    ],
+)
+def test_a_misspelt_field_is_named_everywhere(service: Any, path: str, body: dict[str, Any]) -> None:
+    answered = httpx.post(f"{service.url}{path}", json={**body, "dimentions": 3}, timeout=60)
+    assert answered.status_code == 422, answered.text
+    assert "dimentions" in answered.json()["detail"] and "is not a field of this end point" in answered.json()["detail"]

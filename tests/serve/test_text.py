@@ -195,3 +195,35 @@ def test_what_a_client_leaves_open_may_be_null(official: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "length"
     with pytest.raises(openai.UnprocessableEntityError, match="4096"):
         official.chat.completions.create(model="tiny-llama", messages=messages * 3000, max_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"response_format": {"type": "json_object"}},
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": -1},
+        {"logit_bias": {"5": 100}},
+        {"tool_choice": "required"},
+        {"temprature": 0.2},
+    ],
+)
+def test_what_a_chat_does_not_do_is_refused_by_its_name(writer: Any, field: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, **field}
+    answered = httpx.post(f"{writer.url}/v1/chat/completions", json=body, timeout=60)
+    (name,) = field
+    assert answered.status_code == 422, answered.text
+    said = answered.json()["detail"]
+    assert name in said and ("is not supported" in said or "is not a field of this end point" in said)
+
+
+def test_what_asks_for_nothing_is_taken(writer: Any) -> None:
+    """As frameworks send it: every field of OpenAI's, at its default."""
+    body = {
+        "messages": [{"role": "assistant", "content": "", "tool_calls": []}, {"role": "user", "content": "x"}],
+        "max_tokens": 2, "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "frequency_penalty": 0.0,
+        "presence_penalty": 0, "logit_bias": {}, "user": "somebody", "metadata": {"a": "b"}, "store": False, "n": 1,
+    }  # fmt: skip
+    answered = httpx.post(f"{writer.url}/v1/chat/completions", json=body, timeout=60)
+    assert answered.status_code == 200, answered.text

@@ -37,6 +37,7 @@ CONTENT_TYPE = b"application/problem+json"
 OPENAI_PATHS = frozenset({"/v1/embeddings", "/v1/completions", "/v1/chat/completions", "/v1/models"})
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 RETRY_AFTER_S = 1
+LONGEST_NAME = 60  # of a field, in an answer
 LONGEST_DETAIL, LONGEST_NAME = 1000, 200  # characters of an answer's words, and of a name in it
 PACKAGES = Path(__file__).parents[2]
 REFUSALS = frozenset({401, 403, 413, 421, 429, 503, 504})
@@ -189,14 +190,23 @@ def internal(reference: str) -> Problem:
     )  # fmt: skip
 
 
+def _shown(part: Any) -> str:
+    """A part of a field's place. An unknown field is named by who sent it, at any length."""
+    name = str(part)
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
+
+
 def validation_problem(errors: Iterable[Mapping[str, Any]]) -> Problem:
     """The problem for pydantic's errors: each field and its error, without repeating the input."""
     said = []
     param = None
     for error in list(errors)[:5]:
-        place = ".".join(str(part) for part in error.get("loc", ()) if part not in ("body",))
+        place = ".".join(_shown(part) for part in error.get("loc", ()) if part not in ("body",))
         param = param or place or None
-        said.append(f"{place or 'the body'}: {error.get('msg', 'invalid')}")
+        message = str(error.get("msg", "invalid")).removeprefix("Value error, ")
+        if error.get("type") == "extra_forbidden":
+            message = "is not a field of this end point"
+        said.append(f"{place or 'the body'}: {message}")
     if any(error.get("type") == "json_invalid" for error in errors):
         return Problem(400, "not-json", "The body is not JSON", "; ".join(said))
     return Problem(422, "invalid-body", "The body is invalid", "; ".join(said) or "invalid", param=param)

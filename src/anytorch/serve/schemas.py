@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 JobName = Literal["embeddings", "forecast", "text"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -17,9 +17,9 @@ MOST_WORDS = 256  # of a list that people write: stops, workloads
 
 
 class Body(BaseModel):
-    """A request body. Unknown fields are ignored, as OpenAI's clients expect."""
+    """A request body. An unknown field is refused by its name: it may be a misspelt one that was meant to act."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
 class Answer(BaseModel):
@@ -323,6 +323,18 @@ class ForecastAnswer(Answer):
 # --- text --------------------------------------------------------------------------------------------------------------
 
 
+def _only(*values: Any) -> AfterValidator:
+    """A field of OpenAI's that has no effect here: only a value that asks for nothing is taken. Whatever it asks for is
+    refused rather than left out without a word."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in values:
+            raise ValueError("is not supported: leave it out")
+        return value
+
+    return AfterValidator(check)
+
+
 class Sampling(Body):
     """OpenAI's clients send null for what is left open."""
 
@@ -336,11 +348,23 @@ class Sampling(Body):
     n: Literal[1] | None = 1
     logprobs: Literal[False, 0] | None = None
     stream_options: dict[str, Any] | None = None
+    frequency_penalty: Annotated[Any, _only(0)] = None
+    presence_penalty: Annotated[Any, _only(0)] = None
+    logit_bias: Annotated[Any, _only({})] = None
+    # About the caller, not about the answer.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: Annotated[Any, _only(False)] = None
 
 
 class CompletionRequest(Sampling):
     prompt: str | Annotated[list[str], Field(max_length=MOST_WORDS)]
     echo: Literal[False] | None = False
+    best_of: Annotated[Any, _only(1)] = None
+    suffix: Annotated[Any, _only("")] = None
 
 
 class ChatPart(Body):
@@ -351,11 +375,23 @@ class ChatPart(Body):
 class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[ChatPart], Field(max_length=MOST_MESSAGES)] | None = None
+    name: str | None = Field(None, description="of who says it; the models' templates have no place for it")
+    # As the answers of a chat are sent back.
+    refusal: Annotated[Any, _only()] = None
+    annotations: Annotated[Any, _only([])] = None
+    tool_calls: Annotated[Any, _only([])] = None
 
 
 class ChatRequest(Sampling):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
+    tools: Annotated[Any, _only([])] = None
+    tool_choice: Annotated[Any, _only("none", "auto")] = None
+    parallel_tool_calls: bool | None = None
+    response_format: Annotated[Any, _only({"type": "text"})] = None
+    modalities: Annotated[Any, _only(["text"])] = None
+    top_logprobs: Annotated[Any, _only(0)] = None
+    reasoning_effort: Annotated[Any, _only("none")] = None
 
 
 class TextUsage(Answer):

@@ -56,6 +56,9 @@ class Asked(NamedTuple):
     precision: str
 
 
+FIELDS = frozenset(schemas.EmbeddingsRequest.model_fields)
+
+
 def parse(body: bytes, options: ServeOptions) -> Asked:
     """The request in a body. Raises a Problem that names the field."""
     try:
@@ -66,6 +69,9 @@ def parse(body: bytes, options: ServeOptions) -> Asked:
         raise _invalid("input", "the body must be a JSON object with the field `input`")
     if "input" not in data:
         raise _invalid("input", "the field `input` is missing")
+    if unknown := data.keys() - FIELDS:
+        name = min(unknown)
+        raise _invalid(name[:60], f"`{name[:60]}` is not a field of this end point")
     texts, ids = _input(data["input"], options.max_texts)
     model, prompt, precision = data.get("model"), data.get("prompt"), data.get("precision") or "float32"
     dim, form = data.get("dimensions"), data.get("encoding_format") or "float"
