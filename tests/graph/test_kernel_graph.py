@@ -355,3 +355,22 @@ def test_a_missing_compiler_leaves_torch_and_says_so(
     g = _mlp()
     g.superoptimize(sizes={"b": 4})
     assert "no C++ compiler" in g.explain() and g(*tensors)[0].shape == (4, 48)
+
+
+def test_a_norms_weight_may_come_second() -> None:
+    def keys(norm: str, *ways: Any) -> set[str]:
+        found = set()
+        for way in ways:
+            g = new_kernel_graph(backend="cpu")
+            x, w, b = (g.new_input(shape, dtype="float32") for shape in ((3, 8), (8,), (8,)))
+            g.mark_output(way(getattr(g, norm), x, w, b))
+            found.add(g.graph.key)
+        return found
+
+    ways = (lambda f, x, w, b: f(x, w), lambda f, x, w, b: f(x, 8, w), lambda f, x, w, b: f(x, (8,), weight=w))
+    assert len(keys("rms_norm", *ways)) == 1 and len(keys("layer_norm", *ways)) == 1
+    ways = (lambda f, x, w, b: f(x, w, b), lambda f, x, w, b: f(x, (8,), w, b), lambda f, x, w, b: f(x, w, bias=b))
+    assert len(keys("layer_norm", *ways)) == 1
+    for norm, way in (("rms_norm", lambda f, x, w, b: f(x, w, b)), ("layer_norm", lambda f, x, w, b: f(x, w, b, b))):
+        with pytest.raises(GraphError, match="has two weights"):
+            keys(norm, way)

@@ -228,28 +228,23 @@ class KernelGraph:
     def rms_norm(
         self,
         x: DTensor,
-        normalized_shape: Sequence[int] | None = None,
+        normalized_shape: int | Sequence[int] | DTensor | None = None,
         weight: DTensor | None = None,
         eps: float = 1e-6,
     ) -> DTensor:
-        """x / sqrt(mean(x²) + eps), times `weight`, over the last dimension or those of `normalized_shape` or `weight`."""
-        rank = self._rank("rms_norm", x, normalized_shape, weight)
-        return self._op("rms_norm", x, *([] if weight is None else [weight]), rank=rank, eps=float(eps))
+        """x / sqrt(mean(x²) + eps), times `weight`, over the last dimension or the given ones. (x, weight) will do."""
+        return self._norm("rms_norm", x, normalized_shape, [weight], eps)
 
     def layer_norm(
         self,
         x: DTensor,
-        normalized_shape: Sequence[int] | None = None,
+        normalized_shape: int | Sequence[int] | DTensor | None = None,
         weight: DTensor | None = None,
         bias: DTensor | None = None,
         eps: float = 1e-5,
     ) -> DTensor:
-        """(x - mean(x)) / sqrt(var(x) + eps) over the last dimensions, times `weight`, plus `bias`."""
-        if bias is not None and weight is None:
-            raise GraphError("layer_norm with a bias needs a weight")
-        rank = self._rank("layer_norm", x, normalized_shape, weight)
-        rest = [one for one in (weight, bias) if one is not None]
-        return self._op("layer_norm", x, *rest, rank=rank, eps=float(eps))
+        """(x - mean(x)) / sqrt(var(x) + eps) over the last sizes, times `weight`, plus `bias`; (x, weight, bias) will do"""
+        return self._norm("layer_norm", x, normalized_shape, [weight, bias], eps)
 
     def concat(self, tensors: Sequence[DTensor] | DTensor, *more: Any, dim: int | None = None) -> DTensor:
         """Tensors one after another along `dim`: concat([a, b], dim) or, as in Mirage, concat(a, b, dim)."""
@@ -466,11 +461,19 @@ class KernelGraph:
                 numbers.append(self._own(one, op))
         return self._made(self._builder.add(op, *numbers, **attrs))
 
-    def _rank(self, op: str, x: DTensor, shape: Sequence[int] | None, weight: DTensor | None) -> int:
+    def _norm(self, op: str, x: DTensor, shape: Any, given: list[DTensor | None], eps: float) -> DTensor:
+        """`given`: the weight, and the bias. One in place of the shape says what it normalizes, as its own does."""
+        if isinstance(shape, DTensor):
+            if given[-1] is not None and given[0] is not None:
+                raise GraphError(f"{op} has two weights", hint=f"{op}(x, weight, …), or {op}(x, shape, weight, …)")
+            given, shape = [shape, *(one for one in given if one is not None), *given][: len(given)], None
+        if (weight := given[0]) is None and any(given):
+            raise GraphError(f"{op} with a bias needs a weight")
+        shape = (shape,) if isinstance(shape, int) else shape
         rank = len(shape) if shape is not None else len(weight.shape) if weight is not None else 1
         if shape is not None and tuple(shape) != x.shape[len(x.shape) - rank :]:
             raise GraphError(f"{op} of {words(x.shape)} over {words(shape)} is invalid: these are not its last sizes")
-        return rank
+        return self._op(op, x, *(one for one in given if one is not None), rank=rank, eps=float(eps))
 
     def _size(self, size: Any) -> SizeLike:
         if isinstance(size, str):
