@@ -74,6 +74,13 @@ COMMANDS: dict[str, Command] = {
         "anytorch optimize --apply     also write it to the settings file\n"
         "anytorch optimize --backend cuda --duration 60",
     ),
+    "run": Command(
+        "run a program written for CUDA, unmodified, on the device that is there",
+        "anytorch run train.py --epochs 3            the best device stands in for CUDA\n"
+        "anytorch run --device webgpu --report train.py --epochs 3    and at the end, what was redirected where\n"
+        "anytorch run --device cpu -m package.train --lr 0.1\n"
+        "anytorch run --json train.py | tail -n 1 | jq .redirected    the report is the last line",
+    ),
     "graph": Command(
         "list, show or forget the kernel graphs that were searched on this machine",
         "anytorch graph list                     every searched graph, what was chosen for it, and the gain\n"

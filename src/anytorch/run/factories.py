@@ -1,0 +1,151 @@
+"""Functions that make tensors on a device, and `torch.device` and `torch.Generator` themselves.
+
+The functions are wrapped for the report, for numbers as devices, and for `pin_memory=True`. Whatever asks torch for
+memory on "cuda" by another way, in C++ too, ends at the dispatcher's CUDA key, where our `empty` stands.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._device import _device_constructors
+
+from anytorch.run.ledger import Ledger
+from anytorch.run.patches import Patches
+from anytorch.run.place import NAME, Device, Place
+from anytorch.run.tensors import Marks, _program_asks
+
+MAKERS = (
+    "empty empty_permuted empty_strided ones zeros full arange range eye linspace logspace rand randn randint randperm "
+    "tensor asarray scalar_tensor tril_indices triu_indices bartlett_window blackman_window hamming_window hann_window "
+    "kaiser_window sparse_coo_tensor sparse_csr_tensor sparse_compressed_tensor normal"
+).split()
+LIKE = "as_tensor empty_like zeros_like ones_like full_like rand_like randn_like randint_like".split()
+METHODS = "new_zeros new_ones new_empty new_full new_tensor new_empty_strided".split()
+FREQUENCIES = ("fftfreq", "rfftfreq")
+
+
+def install(patches: Patches, place: Place, ledger: Ledger, marks: Marks) -> None:
+    _device_constructors()  # it remembers torch's own functions: before ours are in their places
+    builtins: Any = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+    for owner, names, where in (
+        (torch, MAKERS, "torch."),
+        (torch, LIKE, "torch."),
+        (torch.fft, FREQUENCIES, "torch.fft."),
+        (torch.Tensor, METHODS, "."),
+    ):
+        for name in names:
+            plain = getattr(owner, name)
+            wrapped = _wrap(plain, f'{where}{name}(device="cuda")', place, ledger, marks, fresh=names is MAKERS)
+            patches.set(owner, name, wrapped)
+            if id(plain) in builtins:  # so that TorchScript goes on knowing the function
+                patches.set_item(builtins, id(wrapped), builtins[id(plain)])
+    _install_kernels(patches, place, ledger)
+    _install_classes(patches, place, ledger)
+
+
+def _wrap(
+    plain: Any, label: str, place: Place, ledger: Ledger, marks: Marks, *, fresh: bool
+) -> Callable[..., Any]:
+    of, host, redirect = place.of, place.host, ledger.redirect
+    pins = not host and hasattr(place.module, "Stream")
+    modes: Any = torch._C._len_torch_function_stack
+
+    @functools.wraps(plain)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is not None:
+            real = of(device)
+            if real is not None:
+                redirect(label)
+                kwargs["device"] = real
+                made = plain(*args, **kwargs)
+                return marks.moved.add(made) if host and type(made) is torch.Tensor else made
+        elif kwargs.get("pin_memory") and not pins:
+            ledger.ignore("pin_memory=True")
+            kwargs["pin_memory"] = False
+            return marks.pinned.add(plain(*args, **kwargs))
+        elif host and fresh and not modes() and _program_asks(2):
+            made = plain(*args, **kwargs)
+            return marks.on_host.add(made) if type(made) is torch.Tensor else made
+        return plain(*args, **kwargs)
+
+    return make
+
+
+def _install_kernels(patches: Patches, place: Place, ledger: Ledger) -> None:
+    """`empty` for the dispatcher's CUDA key: every way to a CUDA tensor that is not wrapped ends here."""
+    library = torch.library.Library("aten", "IMPL")
+    patches.at_the_end(library._destroy)
+    empty, strided = torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default
+
+    def empty_here(
+        size: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None
+    ) -> torch.Tensor:
+        ledger.redirect("memory on cuda, asked for inside torch")
+        made: torch.Tensor = empty(
+            size, dtype=dtype, layout=layout, device=place.real(device.index if device else None), memory_format=memory_format
+        )
+        return made
+
+    def strided_here(
+        size: Any, stride: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+    ) -> torch.Tensor:
+        ledger.redirect("memory on cuda, asked for inside torch")
+        made: torch.Tensor = strided(
+            size, stride, dtype=dtype, layout=layout, device=place.real(device.index if device else None)
+        )
+        return made
+
+    allow: dict[str, Any] = {}
+    if "allow_override" in inspect.signature(library.impl).parameters:
+        allow["allow_override"] = True  # a build with CUDA has its own, for cards that are not used here
+    library.impl("empty.memory_format", empty_here, NAME.upper(), **allow)
+    library.impl("empty_strided", strided_here, NAME.upper(), **allow)
+
+
+def _install_classes(patches: Patches, place: Place, ledger: Ledger) -> None:
+    """`torch.device(0)` and `torch.Generator("cuda")`. Neither class can be given other contents, so a class of ours takes
+    its place that makes nothing but the real ones and calls every real one its instance."""
+    plain_generator: Any = torch.Generator
+
+    class OfDevices(type):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, Device)
+
+        def __subclasscheck__(cls, other: Any) -> bool:
+            return issubclass(other, Device)
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if len(args) == 1 and args[0].__class__ is int and not kwargs:
+                return Device(NAME, args[0])
+            return Device(*args, **kwargs)
+
+    class OfGenerators(type):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, plain_generator)
+
+        def __subclasscheck__(cls, other: Any) -> bool:
+            return issubclass(other, plain_generator)
+
+        def __call__(cls, device: Any = "cpu") -> Any:
+            real = place.of(device)
+            if real is None:
+                return plain_generator(device)
+            ledger.redirect('torch.Generator("cuda")')
+            try:
+                return plain_generator(real)
+            except RuntimeError:  # a device written in Python has none of its own, and takes the CPU's
+                return plain_generator()
+
+    device = OfDevices("device", (), {"__module__": "torch", "__doc__": Device.__doc__})
+    generator = OfGenerators("Generator", (), {"__module__": "torch", "__doc__": plain_generator.__doc__})
+    patches.set(torch, "device", device)
+    patches.set(torch, "Generator", generator)
+    builtins: Any = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+    if id(Device) in builtins:
+        patches.set_item(builtins, id(device), builtins[id(Device)])
