@@ -27,9 +27,9 @@ def begin(environment: MutableMapping[str, str] = os.environ) -> None:
     main = is_main(environment.get(MAIN, ""))
 
     def ready() -> None:
-        from anytorch.run.stand_in import stand_in
+        from anytorch.run.stand_in import chosen_before, stand_in
 
-        standing = stand_in(device).start()
+        standing = stand_in(chosen_before(device)).start()
         if main and environment.get(REPORT):
             from anytorch.run import report
 

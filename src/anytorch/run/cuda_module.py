@@ -1,7 +1,7 @@
 """The functions of `torch.cuda`, answered with the facts of the device that stands in.
 
-What CUDA asks and no other device can know has one documented answer: the compute capability is (8, 0) where bfloat16 can
-be computed and (7, 0) where not, a warp has 32 lanes, and a device without multiprocessors has as many as it has cores, or 1.
+What CUDA asks and no other device can know has one documented answer: the compute capability is (8, 0) where bfloat16
+can be computed and (7, 0) where not, a warp has 32 lanes, and a device has as many multiprocessors as cores, or 1.
 """
 
 from __future__ import annotations
@@ -21,16 +21,37 @@ from anytorch.run.patches import Patches
 from anytorch.run.place import Place
 from anytorch.run.refusals import refusing
 
-IGNORED = (  # no device but CUDA has them, and a program computes the same without
-    "ipc_collect set_per_process_memory_fraction set_sync_debug_mode caching_allocator_enable "
-    "reset_accumulated_memory_stats reset_accumulated_host_memory_stats reset_peak_host_memory_stats "
-    "_record_memory_history _dump_snapshot _set_allocator_settings _sleep"
-).split()
-UNKNOWN = "utilization temperature power_draw clock_rate memory_usage device_memory_used list_gpu_processes".split()
-REFUSED = (
-    "caching_allocator_alloc caching_allocator_delete change_current_allocator current_blas_handle "
-    "get_stream_from_external memory_snapshot _compile_kernel"
-).split()
+IGNORED = [
+    "ipc_collect",
+    "set_per_process_memory_fraction",
+    "set_sync_debug_mode",
+    "caching_allocator_enable",
+    "reset_accumulated_memory_stats",
+    "reset_accumulated_host_memory_stats",
+    "reset_peak_host_memory_stats",
+    "_record_memory_history",
+    "_dump_snapshot",
+    "_set_allocator_settings",
+    "_sleep",
+]
+UNKNOWN = [
+    "utilization",
+    "temperature",
+    "power_draw",
+    "clock_rate",
+    "memory_usage",
+    "device_memory_used",
+    "list_gpu_processes",
+]
+REFUSED = [
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
+    "change_current_allocator",
+    "current_blas_handle",
+    "get_stream_from_external",
+    "memory_snapshot",
+    "_compile_kernel",
+]
 
 # torch's compilers look for NVIDIA's functions in torch itself where they are told that CUDA is there.
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.utils._triton", "torch._higher_order_ops")
@@ -116,7 +137,9 @@ def _devices(place: Place, ledger: Ledger) -> dict[str, Any]:
             major=major,
             minor=minor,
             total_memory=total if total is not None else candidate.total or 0,
-            multi_processor_count=int(candidate.facts.get("multi_processor_count") or candidate.facts.get("cores") or 1),
+            multi_processor_count=int(
+                candidate.facts.get("multi_processor_count") or candidate.facts.get("cores") or 1
+            ),
             is_integrated=int(place.caps(index).unified_memory),
             is_multi_gpu_board=0,
             max_threads_per_multi_processor=1024,
@@ -156,7 +179,7 @@ def _devices(place: Place, ledger: Ledger) -> dict[str, Any]:
         "get_device_properties": properties,
         "_get_device_properties": properties,
         "can_device_access_peer": lambda device, peer: False,
-        "get_arch_list": lambda: [],
+        "get_arch_list": list,
         "get_gencode_flags": lambda: "",
         "is_bf16_supported": bf16,
         "is_tf32_supported": lambda: False,
@@ -328,5 +351,3 @@ def _install_tools(patches: Patches, ledger: Ledger) -> None:
     patches.set(profiler, "start", _ignoring("torch.cuda.profiler.start", ledger))
     patches.set(profiler, "stop", _ignoring("torch.cuda.profiler.stop", ledger))
     patches.set(profiler, "profile", marked)
-
-

@@ -36,7 +36,12 @@ def _mask(rows: int, columns: int, causal: bool, window: tuple[int, int], like: 
 
 
 def _refuse_what_torch_lacks(name: str, asked: dict[str, Any]) -> None:
-    for option, plain in (("alibi_slopes", None), ("softcap", 0.0), ("return_attn_probs", False), ("block_table", None)):
+    for option, plain in (
+        ("alibi_slopes", None),
+        ("softcap", 0.0),
+        ("return_attn_probs", False),
+        ("block_table", None),
+    ):
         value = asked.get(option, plain)
         if value is not plain and value != plain:
             raise refuse(f"{name}({option}=…)", DO)
@@ -123,7 +128,11 @@ def memory_efficient_attention(
     if bias is not None and one_head and bias.dim() == 3:
         bias = bias.unsqueeze(1)
     result = scaled_dot_product_attention(
-        *(one.transpose(1, 2) for one in (query, key, value)), attn_mask=bias, dropout_p=p, is_causal=causal, scale=scale
+        *(one.transpose(1, 2) for one in (query, key, value)),
+        attn_mask=bias,
+        dropout_p=p,
+        is_causal=causal,
+        scale=scale,
     ).transpose(1, 2)
     return result.squeeze(2) if one_head else result
 

@@ -17,15 +17,41 @@ from torch.utils._device import _device_constructors
 from anytorch.run.ledger import Ledger
 from anytorch.run.patches import Patches
 from anytorch.run.place import NAME, Device, Place
-from anytorch.run.tensors import Marks, _program_asks
+from anytorch.run.tensors import Marks, program_asks
 
-MAKERS = (
-    "empty empty_permuted empty_strided ones zeros full arange range eye linspace logspace rand randn randint randperm "
-    "tensor asarray scalar_tensor tril_indices triu_indices bartlett_window blackman_window hamming_window hann_window "
-    "kaiser_window sparse_coo_tensor sparse_csr_tensor sparse_compressed_tensor normal"
-).split()
-LIKE = "as_tensor empty_like zeros_like ones_like full_like rand_like randn_like randint_like".split()
-METHODS = "new_zeros new_ones new_empty new_full new_tensor new_empty_strided".split()
+MAKERS = [
+    "empty",
+    "empty_permuted",
+    "empty_strided",
+    "ones",
+    "zeros",
+    "full",
+    "arange",
+    "range",
+    "eye",
+    "linspace",
+    "logspace",
+    "rand",
+    "randn",
+    "randint",
+    "randperm",
+    "tensor",
+    "asarray",
+    "scalar_tensor",
+    "tril_indices",
+    "triu_indices",
+    "bartlett_window",
+    "blackman_window",
+    "hamming_window",
+    "hann_window",
+    "kaiser_window",
+    "sparse_coo_tensor",
+    "sparse_csr_tensor",
+    "sparse_compressed_tensor",
+    "normal",
+]
+LIKE = ["as_tensor", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"]
+METHODS = ["new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "new_empty_strided"]
 FREQUENCIES = ("fftfreq", "rfftfreq")
 
 
@@ -48,9 +74,7 @@ def install(patches: Patches, place: Place, ledger: Ledger, marks: Marks) -> Non
     _install_classes(patches, place, ledger)
 
 
-def _wrap(
-    plain: Any, label: str, place: Place, ledger: Ledger, marks: Marks, *, fresh: bool
-) -> Callable[..., Any]:
+def _wrap(plain: Any, label: str, place: Place, ledger: Ledger, marks: Marks, *, fresh: bool) -> Callable[..., Any]:
     of, host, redirect = place.of, place.host, ledger.redirect
     pins = not host and hasattr(place.module, "Stream")
     modes: Any = torch._C._len_torch_function_stack
@@ -69,7 +93,7 @@ def _wrap(
             ledger.ignore("pin_memory=True")
             kwargs["pin_memory"] = False
             return marks.pinned.add(plain(*args, **kwargs))
-        elif host and fresh and not modes() and _program_asks(2):
+        elif host and fresh and not modes() and program_asks(2):
             made = plain(*args, **kwargs)
             return marks.on_host.add(made) if type(made) is torch.Tensor else made
         return plain(*args, **kwargs)
@@ -84,11 +108,20 @@ def _install_kernels(patches: Patches, place: Place, ledger: Ledger) -> None:
     empty, strided = torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default
 
     def empty_here(
-        size: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None
+        size: Any,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+        memory_format: Any = None,
     ) -> torch.Tensor:
         ledger.redirect("memory on cuda, asked for inside torch")
         made: torch.Tensor = empty(
-            size, dtype=dtype, layout=layout, device=place.real(device.index if device else None), memory_format=memory_format
+            size,
+            dtype=dtype,
+            layout=layout,
+            device=place.real(device.index if device else None),
+            memory_format=memory_format,
         )
         return made
 

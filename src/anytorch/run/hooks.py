@@ -131,5 +131,3 @@ class Waiting(MetaPathFinder):
             self._ready()
 
         return changed_after_loading(_elsewhere(self, name, path), ready)
-
-

@@ -71,4 +71,3 @@ def become(line: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     if os.name == "nt":
         sys.exit(subprocess.run(list(line), env=dict(env), check=False).returncode)
     os.execve(line[0], list(line), dict(env))
-

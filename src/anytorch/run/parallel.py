@@ -52,7 +52,9 @@ def _install_groups(patches: Patches, place: Place, ledger: Ledger) -> None:
     parallel: Any = torch.nn.parallel.DistributedDataParallel
     plain_make = parallel.__init__
 
-    def make(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any) -> None:
+    def make(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
         if place.host:  # torch allows no device numbers for a module on the CPU
             device_ids = output_device = None
         plain_make(self, module, device_ids, output_device, *args, **kwargs)

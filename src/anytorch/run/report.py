@@ -52,7 +52,9 @@ def words(document: dict[str, Any]) -> str:
         lines += [f"    {count:>8}  {name}" for name, count in list(document["on_cpu"].items())[:MOST]]
     if document["peak_memory"] is not None:
         lines.append(f"  peak memory {document['peak_memory'] / 2**20:,.0f} MiB")
-    lines.append(f"  {document['seconds']:.1f} s, of which the CPU computed {document['cpu_seconds']:.1f} s (all threads)")
+    lines.append(
+        f"  {document['seconds']:.1f} s, of which the CPU computed {document['cpu_seconds']:.1f} s (all threads)"
+    )
     return "\n".join(lines)
 
 

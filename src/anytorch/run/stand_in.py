@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from anytorch.devices.choose import Resolution, resolve
+from anytorch.devices.choose import Resolution, as_usable, resolve, survey
 from anytorch.run import (
     compiling,
     cuda_module,
@@ -51,8 +51,8 @@ class stand_in:
     device(type='cpu')
     """
 
-    def __init__(self, device: str | torch.device | None = None) -> None:
-        self.resolution: Resolution = resolve(device)
+    def __init__(self, device: str | torch.device | Resolution | None = None) -> None:
+        self.resolution = device if isinstance(device, Resolution) else resolve(device)
         self._patches = Patches()
         self._place: Place | None = None
 
@@ -123,6 +123,13 @@ class stand_in:
 
     def _uninstall(self) -> None:
         self._patches.undo()
+
+
+def chosen_before(name: str) -> Resolution:
+    """The resolution of a device that `anytorch run` has chosen and tried: a child process need not try it again."""
+    listed = survey("never").devices
+    found = next((candidate for candidate in listed if candidate.torch_name == name), None)
+    return resolve(name) if found is None else Resolution(name, as_usable(found))
 
 
 def in_force() -> stand_in | None:

@@ -1,4 +1,4 @@
-"""Streams and events: the device's own where its module has them; elsewhere one stream, in order, and events that measure."""
+"""Streams and events: the device's own where it has them; elsewhere one stream, in order, and events that measure."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def _install_moves(patches: Patches, place: Place, ledger: Ledger, marks: Marks)
         """To the stand-in's device. Between host and CUDA a move is a copy, which programs rely on, so it is one here."""
         if not host:
             return plain_to(tensor, real, *args, **kwargs)
-        if tensor in marks.moved or type(tensor) not in PLAIN or not _program_asks(3):
+        if tensor in marks.moved or type(tensor) not in PLAIN or not program_asks(3):
             return plain_to(tensor, real, *args, **kwargs)
         if len(args) < 3:
             kwargs["copy"] = True
@@ -87,7 +87,7 @@ def _install_moves(patches: Patches, place: Place, ledger: Ledger, marks: Marks)
                 redirect('.to("cuda")')
                 kwargs.pop("device", None)
                 return moved_here(self, real, args[1:], kwargs)
-            if host and (where == HOST if kind is str else where.type == HOST) and _program_asks(2):
+            if host and (where == HOST if kind is str else where.type == HOST) and program_asks(2):
                 return back(self, plain_to(self, *args, **kwargs))
         return plain_to(self, *args, **kwargs)
 
@@ -106,7 +106,7 @@ def _install_moves(patches: Patches, place: Place, ledger: Ledger, marks: Marks)
 
     def cpu(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         result = plain_cpu(self, *args, **kwargs)
-        return back(self, result) if _program_asks(2) else result
+        return back(self, result) if program_asks(2) else result
 
     patches.set(torch.Tensor, "to", to)
     patches.set(torch.Tensor, "cuda", cuda)
@@ -124,7 +124,7 @@ def _install_moves(patches: Patches, place: Place, ledger: Ledger, marks: Marks)
     patches.set(torch.nn.Module, "to", module_to)
 
 
-def _program_asks(depth: int) -> bool:
+def program_asks(depth: int) -> bool:
     """True if the frame `depth` above is neither torch's nor ours."""
     name = sys._getframe(depth).f_globals.get("__name__", "")
     return not (name.startswith(INSIDE) or name == "torch")
@@ -154,7 +154,7 @@ def _install_answers(patches: Patches, place: Place, marks: Marks) -> None:
 
     def get_device(self: torch.Tensor) -> Any:
         real = plain_device(self)
-        if real.type != kind or not _program_asks(2) or (host and self in on_host):
+        if real.type != kind or not program_asks(2) or (host and self in on_host):
             return plain_index(self)
         return shown_of[real].index
 
@@ -243,7 +243,7 @@ def _install_types(patches: Patches, place: Place, ledger: Ledger, marks: Marks)
         if dtype is None:
             told = str(plain_type(self))
             ours = self.device.type == place.kind and self not in marks.on_host and self.dtype in names
-            ours = ours and _program_asks(2)
+            ours = ours and program_asks(2)
             return f"torch.cuda.{names[self.dtype]}" if ours else told
         wanted = cuda_type(dtype)
         if wanted is None:

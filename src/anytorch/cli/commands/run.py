@@ -18,9 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ARGS", help="run a module, as python -m does"
     )
-    parser.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS", help="the script and its arguments"
-    )
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS", help="the script and its arguments")
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
