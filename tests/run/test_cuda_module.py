@@ -90,8 +90,7 @@ def test_without_effect(cuda: Any, fresh_ledger: Any) -> None:
     cuda.backends.cudnn.benchmark = cuda.backends.cudnn.benchmark
     cuda.backends.cudnn.deterministic = cuda.backends.cudnn.deterministic
     cuda.backends.cuda.matmul.allow_tf32 = cuda.backends.cuda.matmul.allow_tf32
-    with cuda.backends.cuda.sdp_kernel() if False else cuda.nn.attention.sdpa_kernel(cuda.nn.attention.SDPBackend.MATH):
-        pass
+    cuda.backends.cuda.enable_flash_sdp(cuda.backends.cuda.flash_sdp_enabled())
     assert {"torch.cuda.nvtx.mark()", "torch.cuda.ipc_collect()"} <= fresh_ledger.ignored.keys()
     assert fresh_ledger.ignored["torch.cuda.ipc_collect()"].first.startswith(__file__)
 

@@ -143,7 +143,7 @@ def test_child_processes(tmp_path: Path) -> None:
 
 
 DISTRIBUTED = """
-import os
+import os, sys
 import torch
 import torch.distributed as dist
 
@@ -151,7 +151,7 @@ dist.init_process_group("nccl")
 rank = int(os.environ["LOCAL_RANK"])
 x = torch.ones(2, device=0) * (rank + 1)
 dist.all_reduce(x)
-print("sum", x.tolist(), flush=True)
+sys.stdout.write(f"sum {x.tolist()}\\n")
 dist.destroy_process_group()
 """
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-
-from anytorch.cli.main import main
+from importlib import import_module
 
 if __name__ == "__main__":
-    sys.exit(main(["run", *sys.argv[1:]]))
+    sys.exit(import_module("anytorch.cli.main").main(["run", *sys.argv[1:]]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sys
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from anytorch.run.ledger import Ledger
 from anytorch.run.patches import Patches
 from anytorch.run.place import Place
 
+DYNAMO = "torch._dynamo"
 FOR_CUDA = frozenset({"inductor", "cudagraphs"})
 COMPILERS = ("c++", "g++", "clang++", "cl")
 
@@ -33,3 +36,14 @@ def install(patches: Patches, place: Place, ledger: Ledger) -> None:
         return plain(model, backend="eager", **kwargs)
 
     patches.set(torch, "compile", compile)
+    if DYNAMO in sys.modules:
+        know_the_plain_functions(patches, sys.modules[DYNAMO])
+
+
+def know_the_plain_functions(patches: Patches, dynamo: Any) -> None:
+    """Tell torch's tracer, once it is loaded, about the functions behind ours: it looks them up by their names in torch,
+    finds ours there, and would not know what those call."""
+    rules: dict[Any, Any] = dynamo.trace_rules.get_torch_obj_rule_map()
+    for ours, plain in patches.replaced:
+        if isinstance(ours, FunctionType) and ours in rules and plain not in rules:
+            rules[plain] = rules.pop(ours)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +79,7 @@ def _wrap(plain: Any, label: str, place: Place, ledger: Ledger, marks: Marks, *,
     of, host, redirect = place.of, place.host, ledger.redirect
     pins = not host and hasattr(place.module, "Stream")
     modes: Any = torch._C._len_torch_function_stack
+    compiling = torch.compiler.is_compiling  # notes and frames are nothing for torch's compilers
 
     @functools.wraps(plain)
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -85,15 +87,17 @@ def _wrap(plain: Any, label: str, place: Place, ledger: Ledger, marks: Marks, *,
         if device is not None:
             real = of(device)
             if real is not None:
-                redirect(label)
                 kwargs["device"] = real
+                if compiling():
+                    return plain(*args, **kwargs)
+                redirect(label)
                 made = plain(*args, **kwargs)
                 return marks.moved.add(made) if host and type(made) is torch.Tensor else made
         elif kwargs.get("pin_memory") and not pins:
             ledger.ignore("pin_memory=True")
             kwargs["pin_memory"] = False
             return marks.pinned.add(plain(*args, **kwargs))
-        elif host and fresh and not modes() and program_asks(2):
+        elif host and fresh and not compiling() and not marks.by_default and not modes() and program_asks(2):
             made = plain(*args, **kwargs)
             return marks.on_host.add(made) if type(made) is torch.Tensor else made
         return plain(*args, **kwargs)
@@ -142,8 +146,10 @@ def _install_kernels(patches: Patches, place: Place, ledger: Ledger) -> None:
 
 
 def _install_classes(patches: Patches, place: Place, ledger: Ledger) -> None:
-    """`torch.device(0)` and `torch.Generator("cuda")`. Neither class can be given other contents, so a class of ours takes
-    its place that makes nothing but the real ones and calls every real one its instance."""
+    """`torch.device(0)` and `torch.Generator("cuda")`. Neither class can be given other contents, so the program gets a
+    class of ours in its place, which makes nothing but real ones and calls every real one its instance. torch's own code,
+    which keeps tables by these classes and compares types, gets the real class: the module's `__getattr__` sees who asks.
+    """
     plain_generator: Any = torch.Generator
 
     class OfDevices(type):
@@ -175,10 +181,24 @@ def _install_classes(patches: Patches, place: Place, ledger: Ledger) -> None:
             except RuntimeError:  # a device written in Python has none of its own, and takes the CPU's
                 return plain_generator()
 
-    device = OfDevices("device", (), {"__module__": "torch", "__doc__": Device.__doc__})
-    generator = OfGenerators("Generator", (), {"__module__": "torch", "__doc__": plain_generator.__doc__})
-    patches.set(torch, "device", device)
-    patches.set(torch, "Generator", generator)
+    shown: dict[str, tuple[Any, Any]] = {
+        "Generator": (OfGenerators("Generator", (), {"__module__": "torch"}), plain_generator)
+    }
+    if place.host:  # elsewhere torch itself reads a number as the accelerator's
+        shown["device"] = OfDevices("device", (), {"__module__": "torch"}), Device
     builtins: Any = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
-    if id(Device) in builtins:
-        patches.set_item(builtins, id(device), builtins[id(Device)])
+    plain_getattr: Any = vars(torch)["__getattr__"]
+
+    def answer(name: str) -> Any:
+        found = shown.get(name)
+        if found is None:
+            with warnings.catch_warnings():  # torch.has_cuda & co.: torch silences its own uses by the calling module
+                warnings.filterwarnings("ignore", ".*is deprecated, please use", UserWarning)
+                return plain_getattr(name)
+        return found[0] if program_asks(2) else found[1]
+
+    patches.set(torch, "__getattr__", answer)
+    for name, (ours, plain) in shown.items():
+        patches.remove(torch, name)
+        if id(plain) in builtins:
+            patches.set_item(builtins, id(ours), builtins[id(plain)])

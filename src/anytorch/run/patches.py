@@ -13,6 +13,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
+        self.replaced: list[tuple[Any, Any]] = []  # what is there now, and what was there before
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute of a module or class. One that the owner only inherited is deleted again at the end."""
@@ -22,6 +23,13 @@ class Patches:
             self._undo.append(lambda: delattr(owner, name))
         else:
             self._undo.append(lambda: setattr(owner, name, before))
+            self.replaced.append((value, before))
+
+    def remove(self, owner: Any, name: str) -> None:
+        """Take an attribute away from a module, whose `__getattr__` then answers for it."""
+        before = vars(owner)[name]
+        delattr(owner, name)
+        self._undo.append(lambda: setattr(owner, name, before))
 
     def set_item(self, owner: Any, key: Any, value: Any) -> None:
         """Set an item of a dictionary."""
@@ -37,5 +45,6 @@ class Patches:
         self._undo.append(undo)
 
     def undo(self) -> None:
+        self.replaced.clear()
         while self._undo:
             self._undo.pop()()

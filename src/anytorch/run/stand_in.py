@@ -116,7 +116,10 @@ class stand_in:
             equivalents.fill,
             refusals.PACKAGES,
             refusals.missing_package,
-            {name: partial(change, patches) for name, change in refusals.LATER.items()},
+            {
+                compiling.DYNAMO: partial(compiling.know_the_plain_functions, patches),
+                **{name: partial(change, patches) for name, change in refusals.LATER.items()},
+            },
         )
         sys.meta_path.insert(0, finder)
         patches.at_the_end(finder.leave)

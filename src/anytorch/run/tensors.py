@@ -54,6 +54,7 @@ class Marks:
         self.on_host = Marked()  # made without a device, or brought back by .cpu()
         self.moved = Marked()  # by .cuda(), or made with device="cuda"
         self.pinned = Marked()
+        self.by_default = False  # tensors made without a device are the program's CUDA tensors
 
 
 def install(patches: Patches, place: Place, ledger: Ledger, marks: Marks) -> None:
@@ -255,6 +256,7 @@ def _install_types(patches: Patches, place: Place, ledger: Ledger, marks: Marks)
 
     def set_default_tensor_type(kind: Any) -> None:
         wanted = cuda_type(kind)
+        marks.by_default = wanted is not None
         if wanted is None:
             plain_default(kind)
             return
