@@ -21,8 +21,9 @@ def test_autocast(cuda: Any) -> None:
             assert (a @ a).dtype == cuda.bfloat16 and cuda.is_autocast_enabled() and cuda.is_autocast_enabled("cuda")
             assert cuda.get_autocast_gpu_dtype() == cuda.get_autocast_dtype("cuda") == cuda.bfloat16
         assert (a @ a).dtype == cuda.float32 and not cuda.is_autocast_enabled()
-    with cuda.autocast("cuda", enabled=False):
-        assert (a @ a).dtype == cuda.float32
+    for context in (cuda.autocast("cuda", enabled=False), cuda.autocast("cuda", dtype=cuda.float32)):
+        with context:
+            assert (a @ a).dtype == cuda.float32
 
     @cuda.cuda.amp.autocast(dtype=cuda.float16)
     def product() -> Any:

@@ -63,7 +63,9 @@ def flash_attn_func(
     if k.shape[2] != q.shape[2]:
         k, v = (one.repeat_interleave(q.shape[2] // one.shape[2], dim=2) for one in (k, v))
     result = scaled_dot_product_attention(
-        *(one.transpose(1, 2) for one in (q, k, v)),
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
         attn_mask=_mask(q.shape[1], k.shape[1], causal, window_size, q),
         dropout_p=dropout_p,
         scale=softmax_scale,
@@ -73,12 +75,14 @@ def flash_attn_func(
 
 def flash_attn_qkvpacked_func(qkv: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Attention of one (batch, sequence, 3, heads, width) tensor."""
-    return flash_attn_func(*qkv.unbind(2), *args, **kwargs)
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **kwargs)
 
 
 def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Attention of q with one (batch, sequence, 2, heads, width) tensor."""
-    return flash_attn_func(q, *kv.unbind(2), *args, **kwargs)
+    k, v = kv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **kwargs)
 
 
 def flash_attn_varlen_func(
@@ -128,7 +132,9 @@ def memory_efficient_attention(
     if bias is not None and one_head and bias.dim() == 3:
         bias = bias.unsqueeze(1)
     result = scaled_dot_product_attention(
-        *(one.transpose(1, 2) for one in (query, key, value)),
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
         attn_mask=bias,
         dropout_p=p,
         is_causal=causal,

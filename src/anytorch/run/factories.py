@@ -58,7 +58,7 @@ FREQUENCIES = ("fftfreq", "rfftfreq")
 
 def install(patches: Patches, place: Place, ledger: Ledger, marks: Marks) -> None:
     _device_constructors()  # it remembers torch's own functions: before ours are in their places
-    builtins: Any = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+    builtins: Any = torch.jit._builtins._get_builtin_table()
     for owner, names, where in (
         (torch, MAKERS, "torch."),
         (torch, LIKE, "torch."),
@@ -186,7 +186,7 @@ def _install_classes(patches: Patches, place: Place, ledger: Ledger) -> None:
     }
     if place.host:  # elsewhere torch itself reads a number as the accelerator's
         shown["device"] = OfDevices("device", (), {"__module__": "torch"}), Device
-    builtins: Any = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+    builtins: Any = torch.jit._builtins._get_builtin_table()
     plain_getattr: Any = vars(torch)["__getattr__"]
 
     def answer(name: str) -> Any:

@@ -60,7 +60,7 @@ class Noting(TorchDispatchMode):
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def replay(operations: list[Operation]) -> None:
@@ -88,7 +88,7 @@ class CUDAGraph:
         self._noting: Any = None
         self._operations: list[Operation] = []
         self._recording: Any = None
-        self._random: torch.Tensor | None = None
+        self._random: Any = None
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         self._ledger.redirect("torch.cuda.CUDAGraph")

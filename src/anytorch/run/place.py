@@ -29,8 +29,9 @@ class Place:
     def __init__(self, chosen: Resolution) -> None:
         candidate = chosen.chosen
         activate(candidate)
+        backend: Any = registry().get(candidate.backend)
         self.resolution = chosen
-        self.backend: Any = registry().get(candidate.backend)
+        self.backend: Any = backend
         self.kind = candidate.torch_type
         self.host = self.kind == HOST
         self.module: Any = self.backend.module()

@@ -10,6 +10,8 @@ from anytorch.run.ledger import Ledger
 from anytorch.run.patches import Patches
 from anytorch.run.place import NAME, Place
 
+HALVES = (torch.float16, torch.bfloat16)
+
 
 def install(patches: Patches, place: Place, ledger: Ledger) -> None:
     autocast: Any = torch.amp.autocast_mode.autocast
@@ -25,6 +27,8 @@ def install(patches: Patches, place: Place, ledger: Ledger) -> None:
 
     def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, **kwargs: Any) -> None:
         if device_type == NAME:
+            if dtype is not None and dtype not in HALVES:
+                enabled = False  # CUDA takes float32, which casts nothing; elsewhere torch warns and does the same
             if enabled:
                 ledger.redirect('torch.autocast("cuda")')
                 if dtype is not None and is_slow(dtype):

@@ -18,7 +18,7 @@ def describe(standing: stand_in, started: float, noted: Ledger = ledger) -> dict
     """The report as a document. `seconds` is the time since the process began, `cpu_seconds` what its threads computed."""
     place = standing.place
     chosen = standing.resolution.chosen
-    on_cpu = getattr(getattr(place, "module", None), "fallback_stats", dict)()
+    on_cpu: dict[str, int] = getattr(getattr(place, "module", None), "fallback_stats", dict)()
     return {
         "device": standing.resolution.name,
         "name": chosen.name,

@@ -88,7 +88,7 @@ def _install_moves(patches: Patches, place: Place, ledger: Ledger, marks: Marks)
                 redirect('.to("cuda")')
                 kwargs.pop("device", None)
                 return moved_here(self, real, args[1:], kwargs)
-            if host and (where == HOST if kind is str else where.type == HOST) and program_asks(2):
+            if host and (where == HOST if kind is str else getattr(where, "type", "") == HOST) and program_asks(2):
                 return back(self, plain_to(self, *args, **kwargs))
         return plain_to(self, *args, **kwargs)
 
