@@ -28,6 +28,7 @@ def test_a_process_group(cuda: Any, device: str, tmp_path: Path) -> None:
         assert dist.get_backend() == "gloo"
         group = dist.new_group([0], backend="nccl")
         x = cuda.ones(2, device="cuda")
+        dist.barrier(device_ids=[0])
         if device == "cpu":  # gloo moves the host's memory alone
             dist.all_reduce(x, group=group)
             model = cuda.nn.parallel.DistributedDataParallel(cuda.nn.Linear(2, 1).cuda(), device_ids=[0])

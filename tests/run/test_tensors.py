@@ -131,6 +131,7 @@ def test_the_default_tensor_type(cuda: Any, device: str) -> None:
     cuda.set_default_device("cuda")
     try:
         assert truth(cuda.zeros(2)) == device and cuda.zeros(2).is_cuda and truth(cuda.nn.Linear(2, 2).weight) == device
+        assert cuda.tensor([1.0]).is_cuda and cuda.get_default_device() == cuda.device("cuda:0")
     finally:
         cuda.set_default_device(None)
     with cuda.device("cuda"):

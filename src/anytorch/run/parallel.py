@@ -45,7 +45,13 @@ def _install_groups(patches: Patches, place: Place, ledger: Ledger) -> None:
     def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         return plain_new(ranks, timeout, translated(backend), *args, **kwargs)
 
+    plain_barrier = group.barrier
+
+    def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        return plain_barrier(group, async_op, None if instead == GLOO else device_ids)
+
     for owner in (torch.distributed, group):
+        patches.set(owner, "barrier", barrier)
         patches.set(owner, "init_process_group", init_process_group)
         patches.set(owner, "new_group", new_group)
         patches.set(owner, "is_nccl_available", lambda: True)

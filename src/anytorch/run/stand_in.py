@@ -14,6 +14,7 @@ from anytorch.devices.choose import Resolution, as_usable, resolve, survey
 from anytorch.run import (
     compiling,
     cuda_module,
+    defaults,
     equivalents,
     factories,
     graphs,
@@ -103,6 +104,7 @@ class stand_in:
         place, patches, marks = self._place, self._patches, Marks()
         factories.install(patches, place, ledger, marks)
         tensors.install(patches, place, ledger, marks)
+        defaults.install(patches, place, ledger, marks)
         cuda_module.install(patches, place, ledger)
         streams.install(patches, place, ledger)
         graphs.install(patches, place, ledger)

@@ -256,14 +256,13 @@ def _install_types(patches: Patches, place: Place, ledger: Ledger, marks: Marks)
 
     def set_default_tensor_type(kind: Any) -> None:
         wanted = cuda_type(kind)
-        marks.by_default = wanted is not None
         if wanted is None:
+            marks.by_default = False
             plain_default(kind)
             return
         ledger.redirect("torch.set_default_tensor_type(torch.cuda.…Tensor)")
         torch.set_default_dtype(wanted.dtype)
-        if not place.host:
-            torch.set_default_device(place.real())
+        torch.set_default_device(NAME)
 
     patches.set(torch.Tensor, "type", type_)
     patches.set(torch, "set_default_tensor_type", set_default_tensor_type)
