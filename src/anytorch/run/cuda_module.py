@@ -20,6 +20,7 @@ from anytorch.run.ledger import Ledger
 from anytorch.run.patches import Patches
 from anytorch.run.place import Place
 from anytorch.run.refusals import refusing
+from anytorch.run.tensors import program_asks
 
 IGNORED = [
     "ipc_collect",
@@ -74,7 +75,13 @@ def install(patches: Patches, place: Place, ledger: Ledger) -> None:
             if owner is torch.cuda or hasattr(owner, name):
                 patches.set(owner, name, value)
     _install_tools(patches, ledger)
-    patches.set(torch.backends.cuda, "is_built", lambda: True)
+    plain_built = torch.backends.cuda.is_built
+
+    def is_built() -> bool:
+        # Not for torch itself: every optimizer's step asks, and then asks CUDA whether a graph is being captured.
+        return program_asks(2) or plain_built()
+
+    patches.set(torch.backends.cuda, "is_built", is_built)
 
 
 def _devices(place: Place, ledger: Ledger) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class Place:
         self.shown_of = {real: self.shown[place] for place, real in enumerate(self.reals)}
         self._peak_read: int | None = None  # since a reset, where the back end cannot reset its own
         self._host_memory: tuple[float, MemoryUse] | None = None
+        self._known: dict[Any, torch.device | None] = {}  # answers of `of`
 
     # --- names -------------------------------------------------------------------------------------------------------
 
@@ -69,10 +70,18 @@ class Place:
     def of(self, where: Any) -> torch.device | None:
         """The real device that "cuda", "cuda:1", a torch.device or a number means; None if it means no CUDA device."""
         kind = where.__class__
-        if kind is Device:
-            return self.real(where.index) if where.type == NAME else None
-        if kind is str:
-            return self.real(Device(where).index) if where.startswith(NAME) else None
+        if kind is Device or kind is str:
+            try:
+                return self._known[where]
+            except KeyError:
+                device = Device(where) if kind is str and where.startswith(NAME) else where
+                if (kind is str and device is where) or device.type != NAME:
+                    self._known[where] = None
+                    return None
+                real = self.real(device.index)
+                if device.index is not None or len(self.reals) == 1:  # else it is the current one, whichever that is
+                    self._known[where] = real
+                return real
         return self.real(where) if kind is int else None
 
     def index_of(self, where: Any) -> int:

@@ -16,6 +16,7 @@ from anytorch.run.ledger import INSIDE, Ledger
 from anytorch.run.patches import Patches
 from anytorch.run.place import HOST, NAME, Device, Place
 
+SWEPT = 1024  # marks before those of gone tensors are looked for
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 TENSOR_TYPES = {
     "FloatTensor": torch.float32,
@@ -36,11 +37,19 @@ class Marked:
 
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._limit = SWEPT
 
     def add(self, tensor: torch.Tensor) -> torch.Tensor:
-        key = id(tensor)
-        self._known[key] = weakref.ref(tensor, lambda _: self._known.pop(key, None))
+        known = self._known
+        known[id(tensor)] = weakref.ref(tensor)  # without a callback, which would cost as much again
+        if len(known) > self._limit:
+            self._sweep()
         return tensor
+
+    def _sweep(self) -> None:
+        """Forget tensors that are gone."""
+        self._known = {key: known for key, known in self._known.copy().items() if known() is not None}
+        self._limit = SWEPT + 2 * len(self._known)
 
     def __contains__(self, tensor: object) -> bool:
         known = self._known.get(id(tensor))
@@ -67,17 +76,18 @@ def install(patches: Patches, place: Place, ledger: Ledger, marks: Marks) -> Non
 def _install_moves(patches: Patches, place: Place, ledger: Ledger, marks: Marks) -> None:
     plain_to: Any = torch.Tensor.to
     plain_cpu: Any = torch.Tensor.cpu
-    of, host, redirect = place.of, place.host, ledger.redirect
+    of, host, redirect, moved, frame = place.of, place.host, ledger.redirect, marks.moved, sys._getframe
 
     def moved_here(tensor: torch.Tensor, real: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """To the stand-in's device. Between host and CUDA a move is a copy, which programs rely on, so it is one here."""
-        if not host:
+        if not host or tensor in moved or type(tensor) not in PLAIN:
             return plain_to(tensor, real, *args, **kwargs)
-        if tensor in marks.moved or type(tensor) not in PLAIN or not program_asks(3):
+        name = frame(2).f_globals.get("__name__", "")
+        if name.startswith(INSIDE) or name == "torch":
             return plain_to(tensor, real, *args, **kwargs)
         if len(args) < 3:
             kwargs["copy"] = True
-        return marks.moved.add(plain_to(tensor, real, *args, **kwargs))
+        return moved.add(plain_to(tensor, real, *args, **kwargs))
 
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         where = args[0] if args else kwargs.get("device")
