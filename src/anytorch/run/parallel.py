@@ -1,4 +1,4 @@
-"""Several processes and several devices: NCCL's place is taken by the device's own collectives, or by gloo."""
+"""Several processes and several devices: NCCL's place is taken by the device's own collectives, or by gloo's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from anytorch.run import staged_group
 from anytorch.run.ledger import Ledger
 from anytorch.run.patches import Patches
-from anytorch.run.place import NAME, Place
+from anytorch.run.place import HOST, NAME, Place
 
 NCCL, GLOO = "nccl", "gloo"
 
@@ -22,7 +23,11 @@ def install(patches: Patches, place: Place, ledger: Ledger) -> None:
 def _install_groups(patches: Patches, place: Place, ledger: Ledger) -> None:
     group: Any = torch.distributed.distributed_c10d
     known = {} if place.host else group.Backend.default_device_backend_map
-    instead = str(known.get(place.kind, GLOO))
+    instead = str(known.get(place.kind, GLOO if place.host else staged_group.NAME))
+    waits_on_host = instead in (GLOO, staged_group.NAME)
+    backends: Any = group.Backend
+    if instead == staged_group.NAME and instead.upper() not in backends._plugins:
+        backends.register_backend(instead, staged_group.make, devices=[HOST, place.kind])  # torch has no way to undo it
 
     def translated(backend: Any) -> Any:
         if not isinstance(backend, str):
@@ -38,7 +43,7 @@ def _install_groups(patches: Patches, place: Place, ledger: Ledger) -> None:
         kwargs.pop("pg_options", None)
         if "device_id" in kwargs:  # it makes NCCL connect at once; others have nothing to connect
             real = place.of(kwargs.pop("device_id"))
-            if real is not None and instead != GLOO:
+            if real is not None and not waits_on_host:
                 kwargs["device_id"] = real
         return plain_init(instead if backend is None else translated(backend), *args, **kwargs)
 
@@ -48,7 +53,7 @@ def _install_groups(patches: Patches, place: Place, ledger: Ledger) -> None:
     plain_barrier = group.barrier
 
     def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-        return plain_barrier(group, async_op, None if instead == GLOO else device_ids)
+        return plain_barrier(group, async_op, None if waits_on_host else device_ids)
 
     for owner in (torch.distributed, group):
         patches.set(owner, "barrier", barrier)
