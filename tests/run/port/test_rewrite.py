@@ -30,6 +30,11 @@ def ported(line: str) -> str:
         ("x = x.cuda()", "x = x.to(accelerator)"),
         ("x = f(a)[0].cuda(non_blocking=True)  # why", "x = f(a)[0].to(accelerator, non_blocking=True)  # why"),
         ("x = x.cuda(rank)", "x = x.to(torch.device(accelerator.type, rank))"),
+        (
+            "x = x.cuda(args.gpu, non_blocking=True)",
+            "x = x.to(accelerator if args.gpu is None else torch.device(accelerator.type, args.gpu), non_blocking=True)",
+        ),
+        ('d = torch.device("cuda:{}".format(n))', 'd = torch.device(f"{accelerator.type}:{n}")'),
         ("x = x.cuda(self.device)", "x = x.to(self.device)"),
         ('x = x.to("cuda")', "x = x.to(accelerator)"),
         ("x = x.to('cuda:1', non_blocking=True)", "x = x.to(torch.device(accelerator.type, 1), non_blocking=True)"),

@@ -172,6 +172,9 @@ class Rewriter(cst.CSTTransformer):
             method = updated_node.func.attr.value
             if method == NAME and not name.startswith("torch."):
                 return self._moved(original_node, updated_node)
+        if _is_format_of_a_device(original_node):
+            text = f'f"{{{KIND}}}:{{{_code(updated_node.args[0].value)}}}"'
+            return self._put(original_node, text, "the accelerator's type")
         if name in ("torch.device", "device") and len(updated_node.args) >= 1:
             first = updated_node.args[0].value
             if _text_of(first) == NAME and len(updated_node.args) == 2:
@@ -214,6 +217,8 @@ class Rewriter(cst.CSTTransformer):
             ):
                 value = _code(argument.value)
                 where = value if _device_like(argument.value) else f"torch.device({KIND}, {value})"
+                if not _device_like(argument.value) and not _is_number(argument.value):
+                    where = f"{DEVICE} if {value} is None else {where}"  # .cuda(None) is the current device
             else:
                 rest.append(_code(argument).strip().rstrip(",").rstrip())
         return self._put(original, f"{owner}.to({', '.join([where, *rest])})", "the device of whatever vendor")
@@ -243,6 +248,8 @@ class Rewriter(cst.CSTTransformer):
             return self._process_group(original_node, updated_node, parent)
         if isinstance(parent, (cst.Comparison, cst.ComparisonTarget)):
             return updated_node  # leave_Comparison
+        if isinstance(parent, cst.Attribute) and parent.attr.value == "format" and text == f"{NAME}:{{}}":
+            return updated_node  # leave_Call
         if isinstance(parent, cst.Arg):
             call: Any = self.get_metadata(ParentNodeProvider, parent)
             return self._argument(original_node, updated_node, parent, call)
@@ -366,6 +373,18 @@ class Rewriter(cst.CSTTransformer):
         )
         self._amp.update(alias.evaluated_alias or alias.evaluated_name for alias in original_node.names)
         return updated_node.with_changes(module=cst.parse_expression("torch.amp"))
+
+
+def _is_format_of_a_device(node: cst.Call) -> bool:
+    """True for `"cuda:{}".format(n)`."""
+    func = node.func
+    formats = isinstance(func, cst.Attribute) and func.attr.value == "format" and len(node.args) == 1
+    return formats and _text_of(func.value) == f"{NAME}:{{}}"
+
+
+def _is_number(node: cst.BaseExpression) -> bool:
+    """True for an argument that is a number for certain: a literal, or a name such as `rank` or `local_rank`."""
+    return isinstance(node, cst.Integer) or _dotted(node).rpartition(".")[2].endswith(("rank", "index", "idx"))
 
 
 def _device_like(node: cst.BaseExpression) -> bool:
