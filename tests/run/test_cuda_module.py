@@ -53,7 +53,7 @@ def test_memory(cuda: Any) -> None:
     assert module.max_memory_allocated() >= module.memory_allocated() - 2**20
     assert module.max_memory_allocated() >= 16 * 2**20, "16 MiB are in use"
     free, total = module.mem_get_info()
-    assert 0 <= free <= total
+    assert 0 < free <= total == module.get_device_properties(0).total_memory
     stats = module.memory_stats()
     assert stats["allocated_bytes.all.peak"] >= 16 * 2**20 and stats["active_bytes.all.current"] > 0
     assert module.memory_reserved() >= 0 and module.max_memory_reserved() >= module.memory_reserved() - 2**20

@@ -196,6 +196,13 @@ def test_generators(cuda: Any) -> None:
     assert isinstance(cuda.Generator(), cuda.Generator)
 
 
+def test_numbers_are_cuda_devices(cuda: Any) -> None:
+    where = cuda.device(cuda.cuda.current_device())
+    assert where == cuda.device("cuda:0") and where.type == "cuda" and isinstance(where, cuda.device)
+    assert cuda.ones(2, device=where).device == where
+    assert type(where) == cuda.device and {cuda.device: 1}[type(where)] == 1 and issubclass(type(where), cuda.device)  # noqa: E721
+
+
 def test_a_device_that_is_not_there(cuda: Any) -> None:
     with pytest.raises(RuntimeError, match="invalid device ordinal: cuda:7"):
         cuda.zeros(2, device="cuda:7")

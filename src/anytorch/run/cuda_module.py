@@ -138,12 +138,11 @@ def _devices(place: Place, ledger: Ledger) -> dict[str, Any]:
         index = place.index_of(device)
         major, minor = capability(index)
         candidate = place.resolution.chosen
-        total = place.memory(index).total
         return DeviceProperties(
             name=place.name_of(index),
             major=major,
             minor=minor,
-            total_memory=total if total is not None else candidate.total or 0,
+            total_memory=place.free_and_total(index)[1],
             multi_processor_count=int(
                 candidate.facts.get("multi_processor_count") or candidate.facts.get("cores") or 1
             ),
@@ -195,7 +194,7 @@ def _devices(place: Place, ledger: Ledger) -> dict[str, Any]:
         "cudart": lambda: SimpleNamespace(
             cudaProfilerStart=lambda: 0,
             cudaProfilerStop=lambda: 0,
-            cudaMemGetInfo=lambda index: (place.memory(index).free or 0, place.memory(index).total or 0),
+            cudaMemGetInfo=place.free_and_total,
             cudaHostRegister=lambda *args: 0,
             cudaHostUnregister=lambda *args: 0,
             cudaError=SimpleNamespace(success=0),
@@ -249,8 +248,7 @@ def _memory(place: Place, ledger: Ledger) -> dict[str, Any]:
         return told
 
     def info(device: Any = None) -> tuple[int, int]:
-        use = place.memory(at(device))
-        return use.free or 0, use.total or 0
+        return place.free_and_total(at(device))
 
     def summary(device: Any = None, abbreviated: bool = False) -> str:
         index = at(device)

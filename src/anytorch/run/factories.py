@@ -152,25 +152,30 @@ def _install_classes(patches: Patches, place: Place, ledger: Ledger) -> None:
     """
     plain_generator: Any = torch.Generator
 
-    class OfDevices(type):
+    class InPlaceOf(type):
+        """The class of a class that stands in another's place, `plain`."""
+
+        plain: Any
+
         def __instancecheck__(cls, value: Any) -> bool:
-            return isinstance(value, Device)
+            return isinstance(value, cls.plain)
 
         def __subclasscheck__(cls, other: Any) -> bool:
-            return issubclass(other, Device)
+            return other is cls or issubclass(other, cls.plain)
 
+        def __eq__(cls, other: object) -> bool:  # type(x) == torch.device
+            return other is cls or other is cls.plain
+
+        def __hash__(cls) -> int:
+            return hash(cls.plain)
+
+    class OfDevices(InPlaceOf):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             if len(args) == 1 and args[0].__class__ is int and not kwargs:
                 return Device(NAME, args[0])
             return Device(*args, **kwargs)
 
-    class OfGenerators(type):
-        def __instancecheck__(cls, value: Any) -> bool:
-            return isinstance(value, plain_generator)
-
-        def __subclasscheck__(cls, other: Any) -> bool:
-            return issubclass(other, plain_generator)
-
+    class OfGenerators(InPlaceOf):
         def __call__(cls, device: Any = "cpu") -> Any:
             real = place.of(device)
             if real is None:
@@ -182,10 +187,12 @@ def _install_classes(patches: Patches, place: Place, ledger: Ledger) -> None:
                 return plain_generator()
 
     shown: dict[str, tuple[Any, Any]] = {
-        "Generator": (OfGenerators("Generator", (), {"__module__": "torch"}), plain_generator)
+        "Generator": (
+            OfGenerators("Generator", (), {"__module__": "torch", "plain": plain_generator}),
+            plain_generator,
+        ),
+        "device": (OfDevices("device", (), {"__module__": "torch", "plain": Device}), Device),
     }
-    if place.host:  # elsewhere torch itself reads a number as the accelerator's
-        shown["device"] = OfDevices("device", (), {"__module__": "torch"}), Device
     builtins: Any = torch.jit._builtins._get_builtin_table()
     plain_getattr: Any = vars(torch)["__getattr__"]
 

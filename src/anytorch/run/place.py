@@ -110,13 +110,27 @@ class Place:
         return str(self.backend.device_name(self.indices[index]))
 
     def memory(self, index: int) -> MemoryUse:
-        if not self.host:
-            use: MemoryUse = self.backend.memory(self.indices[index])
-            return use
+        if self.host:
+            return self._memory_of_host()
+        use: MemoryUse = self.backend.memory(self.indices[index])
+        return use
+
+    def _memory_of_host(self) -> MemoryUse:
         now = time.monotonic()
         if self._host_memory is None or now - self._host_memory[0] > FRESH_S:
-            self._host_memory = now, self.backend.memory(0)
+            self._host_memory = now, registry().get(HOST).memory(0)
         return self._host_memory[1]
+
+    def free_and_total(self, index: int) -> tuple[int, int]:
+        """Bytes free and in all: the device's, else what the probes saw, else the host's. Programs plan with them, so a
+        device that does not tell is not one without memory."""
+        use, candidate = self.memory(index), self.resolution.chosen
+        total = use.total or candidate.total
+        if total is None:
+            host = self._memory_of_host()
+            return host.free or 0, host.total or 0
+        free = use.free if use.free is not None else candidate.free
+        return (total - self.allocated(index) if free is None else free), total
 
     def allocated(self, index: int) -> int:
         """Bytes in use: of the device's tensors, or of the process where the device is the CPU."""
