@@ -101,6 +101,7 @@ LATE = {
     "anytorch.cli.describe": "choosing costs 3 ms that `anytorch info` pays only where a back end is configured",
     "anytorch.cli.output": "JSON and error text are made only by the answers that need them",
     "anytorch.run.child": "programs that never import torch must not wait for what the stand-in needs",
+    "anytorch.run.parallel": "a torch built without collectives has nothing that a process group could be made of",
     "anytorch.webgpu.module": "graphs are compiled by few, and what compiles them takes a second to import",
 }
 

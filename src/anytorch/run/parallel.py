@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from anytorch.run import staged_group
 from anytorch.run.ledger import Ledger
 from anytorch.run.patches import Patches
 from anytorch.run.place import HOST, NAME, Place
@@ -21,6 +20,8 @@ def install(patches: Patches, place: Place, ledger: Ledger) -> None:
 
 
 def _install_groups(patches: Patches, place: Place, ledger: Ledger) -> None:
+    from anytorch.run import staged_group
+
     group: Any = torch.distributed.distributed_c10d
     known = {} if place.host else group.Backend.default_device_backend_map
     instead = str(known.get(place.kind, GLOO if place.host else staged_group.NAME))
