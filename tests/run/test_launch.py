@@ -140,6 +140,7 @@ def test_child_processes(tmp_path: Path) -> None:
     done = run("--device", "cpu", "--report", str(script))
     assert done.returncode == 0 and done.stdout == "all of them\n", done.stderr
     assert done.stderr.count("stood in for cuda") == 1, "one process tells"
+    assert "stood in for cuda, in " in done.stderr, "for its children, too"
 
 
 DISTRIBUTED = """
@@ -161,6 +162,30 @@ def test_torchrun(tmp_path: Path) -> None:
     script.write_text(DISTRIBUTED)
     done = run("--device", "cpu", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script))
     assert done.returncode == 0 and done.stdout.count("sum [3.0, 3.0]") == 2, done.stderr
+
+
+def test_reports_together() -> None:
+    from anytorch.run.report import together, words
+
+    def one(count: int, peak: int | None) -> dict[str, Any]:
+        entry = {"what": ".cuda()", "count": count, "first": f"a.py:{count}"}
+        lists = {"redirected": [entry], "ignored": [], "refused": [], "on_cpu": {"svd": count}}
+        return {
+            "device": "cpu",
+            "name": "x",
+            "processes": 1,
+            "peak_memory": peak,
+            "seconds": 2,
+            "cpu_seconds": 1.5,
+            **lists,
+        }
+
+    merged = together([one(2, None), one(3, 2**20), one(4, 2**30)])
+    assert merged["redirected"] == [{"what": ".cuda()", "count": 9, "first": "a.py:2"}] and merged["on_cpu"] == {
+        "svd": 9
+    }
+    assert (merged["processes"], merged["peak_memory"], merged["cpu_seconds"]) == (3, 2**30, 4.5)
+    assert "in 3 processes" in words(merged) and "peak memory 1,024 MiB" in words(merged) and "9  svd" in words(merged)
 
 
 def test_another_sitecustomize_is_still_read(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from anytorch.errors import UsageError
-from anytorch.run.child import DEVICE, MAIN, REPORT
+from anytorch.run.child import DEVICE, FOLDER, MAIN, REPORT
 
 if TYPE_CHECKING:
     from anytorch.devices.choose import Resolution
@@ -31,13 +32,14 @@ def command(arguments: Sequence[str], *, module: bool) -> list[str]:
 
 def environment(chosen: Resolution, report: str | None, before: Mapping[str, str]) -> dict[str, str]:
     """The program's environment: unchanged where CUDA itself does the work."""
-    env = {name: value for name, value in before.items() if name not in (DEVICE, MAIN, REPORT)}
+    env = {name: value for name, value in before.items() if name not in (DEVICE, MAIN, REPORT, FOLDER)}
     if chosen.chosen.torch_type == CUDA:
         return env
     env[DEVICE] = chosen.name
     env["PYTHONPATH"] = os.pathsep.join([str(SITE), *([env["PYTHONPATH"]] if env.get("PYTHONPATH") else [])])
     if report:
         env[REPORT] = report
+        env[FOLDER] = tempfile.mkdtemp(prefix="anytorch-run-")  # the program's own process removes it
     env[MAIN] = f"of {os.getpid()}" if os.name == "nt" else str(os.getpid())
     return env
 

@@ -1,29 +1,40 @@
-"""What the stand-in did, at the end of a program: for people on standard error, for programs as one line of JSON."""
+"""What the stand-in did, at the end of a program: for people on standard error, for programs as one line of JSON.
+
+Child processes leave theirs in a folder, and the program's own process adds them up.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import time
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from anytorch.counts import counted
 from anytorch.run.ledger import Entry, Ledger, ledger
-from anytorch.run.stand_in import stand_in
+
+if TYPE_CHECKING:
+    from anytorch.run.stand_in import stand_in
 
 MOST = 30  # lines of one list
+Document = dict[str, Any]
 
 
-def describe(standing: stand_in, started: float, noted: Ledger = ledger) -> dict[str, Any]:
-    """The report as a document. `seconds` is the time since the process began, `cpu_seconds` what its threads computed."""
+def describe(standing: stand_in, started: float, noted: Ledger = ledger) -> Document:
+    """One process's report. `seconds` is the time since it began, `cpu_seconds` what its threads computed."""
     place = standing.place
     chosen = standing.resolution.chosen
     on_cpu: dict[str, int] = getattr(getattr(place, "module", None), "fallback_stats", dict)()
     return {
         "device": standing.resolution.name,
         "name": chosen.name,
+        "processes": 1,
         "redirected": _listed(noted.redirected),
-        "on_cpu": dict(sorted(on_cpu.items(), key=lambda item: -item[1])),
+        "on_cpu": on_cpu,
         "ignored": _listed(noted.ignored),
         "refused": _listed(noted.refused),
         "peak_memory": None if place is None else place.peak(0),
@@ -32,14 +43,39 @@ def describe(standing: stand_in, started: float, noted: Ledger = ledger) -> dict
     }
 
 
-def _listed(entries: dict[str, Entry]) -> list[dict[str, Any]]:
-    ordered = sorted(entries.items(), key=lambda item: -item[1].count)
-    return [{"what": what, "count": entry.count, "first": entry.first} for what, entry in ordered]
+def _listed(entries: dict[str, Entry]) -> list[Document]:
+    return [{"what": what, "count": entry.count, "first": entry.first} for what, entry in entries.items()]
 
 
-def words(document: dict[str, Any]) -> str:
+def together(documents: Sequence[Document]) -> Document:
+    """The reports of several processes as one, the program's own first: counts are sums, the peak is the highest."""
+    first = documents[0]
+    peaks = [document["peak_memory"] for document in documents if document["peak_memory"] is not None]
+    merged: Document = {
+        **first,
+        "processes": len(documents),
+        "peak_memory": max(peaks, default=None),
+        "cpu_seconds": round(sum(document["cpu_seconds"] for document in documents), 3),
+    }
+    for key in ("redirected", "ignored", "refused"):
+        entries: dict[str, Document] = {}
+        for entry in (entry for document in documents for entry in document[key]):
+            known = entries.setdefault(entry["what"], {**entry, "count": 0})
+            known["count"] += entry["count"]
+        merged[key] = sorted(entries.values(), key=lambda entry: -entry["count"])
+    on_cpu: dict[str, int] = {}
+    for document in documents:
+        for name, count in document["on_cpu"].items():
+            on_cpu[name] = on_cpu.get(name, 0) + count
+    merged["on_cpu"] = dict(sorted(on_cpu.items(), key=lambda item: -item[1]))
+    return merged
+
+
+def words(document: Document) -> str:
     """The report for people."""
-    lines = [f"anytorch: {document['device']} ({document['name']}) stood in for cuda"]
+    others = document["processes"] - 1
+    within = f", in {counted(others + 1, 'process', 'processes')}" if others else ""
+    lines = [f"anytorch: {document['device']} ({document['name']}) stood in for cuda{within}"]
     for title, key in (("redirected", "redirected"), ("without effect here", "ignored"), ("refused", "refused")):
         entries = document[key]
         if entries:
@@ -58,9 +94,20 @@ def words(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def tell(standing: stand_in, form: str, started: float) -> None:
+def leave(standing: stand_in, folder: Path, started: float) -> None:
+    """Leave a child's report for the program's own process; one that has no such process any more leaves none."""
+    if folder.is_dir():
+        (folder / f"{os.getpid()}.json").write_text(json.dumps(describe(standing, started)), encoding="utf-8")
+
+
+def tell(standing: stand_in | None, folder: Path, form: str, started: float) -> None:
     """Write the report: JSON is the last line of standard output, words go to standard error."""
-    document = describe(standing, started)
+    left = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    shutil.rmtree(folder, ignore_errors=True)
+    documents = ([] if standing is None else [describe(standing, started)]) + left
+    if not documents:
+        return
+    document = {**together(documents), "seconds": round(time.monotonic() - started, 3)}
     if form == "json":
         print(json.dumps(document), flush=True)  # noqa: T201
     else:
