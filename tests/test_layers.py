@@ -42,6 +42,7 @@ LAYERS = [
     {"recorded"},  # what forecasts, embeddings and training replay, and the pinned memory they are fed from
     {"quant"},  # below memory: what rests on a slow tier may rest quantized
     {"memory"},
+    {"run"},  # programs written for CUDA on other devices
     {"text", "forecast", "lite"},  # the jobs, which do not know each other
     {"comfy"},  # a job made of the others: nodes over text, forecasts and lite
     {"serve"},
@@ -59,6 +60,7 @@ SLICES = {
 # Imports that point up, each with its reason. They are literals: nothing above is loaded before it is needed.
 UPWARDS = {
     ("anytorch.devices.webgpu", "anytorch.webgpu"): "a back end's file lends torch its device, and this one is ours",
+    ("anytorch.run.__main__", "anytorch.cli.main"): "`python -m anytorch.run` is the command `anytorch run`",
     **{
         (
             "anytorch.graph.handwritten",
@@ -99,6 +101,8 @@ LATE = {
     "anytorch.cli.settings": "`anytorch --help` loads no device code; a back end is looked up only if one is configured",
     "anytorch.cli.describe": "choosing costs 3 ms that `anytorch info` pays only where a back end is configured",
     "anytorch.cli.output": "JSON and error text are made only by the answers that need them",
+    "anytorch.run.child": "programs that never import torch must not wait for what the stand-in needs",
+    "anytorch.run.parallel": "a torch built without collectives has nothing that a process group could be made of",
     "anytorch.webgpu.module": "graphs are compiled by few, and what compiles them takes a second to import",
 }
 
@@ -342,10 +346,12 @@ def test_no_back_end_is_named_above_the_device_layer(module: str) -> None:
     """Code asks what a device can do, never which one it is.
 
     The rule is about whole literals: "cuda" and "cuda:0" are what code compares and asks for, and may not stand there;
-    a sentence, a help text or an example that has the word in it may. The webgpu device may say its own name, and the
-    public names list its package.
+    a sentence, a help text or an example that has the word in it may. The webgpu device may say its own name, the
+    public names list its package, and the stand-in says the one name that it stands in for.
     """
     allowed = {REFERENCE, layer_of(module)} | ({"webgpu"} if module == "anytorch.__init__" else set())  # the package
+    if layer_of(module) == "run":
+        allowed.add("cuda")  # its subject: the name that programs say, whatever device does the work
     named = [f"{module}:{line}: {name!r}" for line, name in names_in(module) if name.partition(":")[0] not in allowed]
     assert not named, "\n".join(named)
 

@@ -48,6 +48,7 @@ NAMES = [
     "resolve",
     "sample_candles",
     "seed",
+    "stand_in",
     "synchronize",
     "use",
     "use_tuned",

@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.forecast.training.finetune import finetune_tokenizer as finetune_tokenizer
     from anytorch.graph.kernel_graph import new_kernel_graph as new_kernel_graph
     from anytorch.memory.modes import mode as mode
+    from anytorch.run.stand_in import stand_in as stand_in
     from anytorch.settings import use as use
     from anytorch.text.decoders import load_decoder as load_decoder
     from anytorch.text.embed import ArrowEngine as ArrowEngine
@@ -74,6 +75,7 @@ PUBLIC: dict[str, str] = {
     "memory": "memory",
     "memory.modes": "mode",
     "quant": "quant",
+    "run.stand_in": "stand_in",
     "settings": "use",
     "text.decoders": "load_decoder",
     "text.embed": "ArrowEngine EngineQueue encode_file",

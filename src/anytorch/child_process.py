@@ -62,7 +62,13 @@ def ask(
                 stdout=words,
                 stderr=words,
                 # Its log would end up in `words`, where a crash's last line is looked for.
-                env={**os.environ, "ANYTORCH_LOG_LEVEL": "WARNING", **(environment or {})},
+                # And it asks about real devices, even below `anytorch run`, where another stands in for CUDA.
+                env={
+                    **os.environ,
+                    "ANYTORCH_LOG_LEVEL": "WARNING",
+                    "ANYTORCH_STAND_IN": "",
+                    **(environment or {}),
+                },
                 start_new_session=OWN_GROUP,
             )
             end = ""

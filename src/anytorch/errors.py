@@ -20,6 +20,7 @@ AnytorchError                what was asked, what was found, then a `hint:` line
 ├── DeviceError              the device said no; the command line exits with 1
 │   ├── DeviceUnavailable    asked for strictly, not usable here; carries the reasons
 │   ├── DeviceLost           the driver or the card went away
+│   ├── CannotStandIn        a program asked for what only CUDA has; names its file and line
 │   └── OutOfMemory          the device has not enough memory
 │       └── BudgetTooSmall   a memory budget cannot hold what must be there at once; says the smallest that works
 ├── OutputError              the answer could not be written; says what is kept
@@ -140,6 +141,9 @@ class DeviceUnavailable(DeviceError):
     def __init__(self, message: str, *, hint: str = "", reasons: Sequence[str] = ()) -> None:
         super().__init__(message, hint=hint)
         self.reasons = tuple(reasons)
+
+
+class CannotStandIn(DeviceError, RuntimeError): ...
 
 
 class DeviceLost(DeviceError): ...

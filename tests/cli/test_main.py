@@ -29,6 +29,7 @@ ARGUMENTS = {
     "test": ["cpu"],
     "embed": ["texts.txt"],
     "fit": ["model"],
+    "port": ["train.py"],
     "finetune": ["predictor", "--sample", "--output", "run"],
     "generate": ["a text", "--model", "model"],
 }

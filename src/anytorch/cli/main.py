@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from anytorch import logs, settings
 from anytorch.cli.output import Output, Unwritable
-from anytorch.cli.parser import check_command, command_parser, load, root_parser, split
+from anytorch.cli.parser import check_command, command_parser, load, own_words, root_parser, split
 from anytorch.cli.settings import check_settings
 from anytorch.errors import AnytorchError, ConfigError, DeviceUnavailable, OutOfMemory, PackageMissing, UsageError
 
@@ -63,7 +63,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit status. Only `--help` and `--version` leave by SystemExit inside."""
     arguments = sys.argv[1:] if argv is None else argv
     # Known before parsing, so that a mistake in the arguments is told in the form that was asked for.
-    output = Output(json="--json" in arguments, verbose=bool({"-v", "--verbose"} & set(arguments)))
+    words = own_words(arguments)
+    output = Output(json="--json" in words, verbose=bool({"-v", "--verbose"} & set(words)))
     try:
         return _run(arguments, output)
     except BrokenPipeError:

@@ -74,6 +74,19 @@ COMMANDS: dict[str, Command] = {
         "anytorch optimize --apply     also write it to the settings file\n"
         "anytorch optimize --backend cuda --duration 60",
     ),
+    "run": Command(
+        "run a program written for CUDA, unmodified, on the device that is there",
+        "anytorch run train.py --epochs 3            the best device stands in for CUDA\n"
+        "anytorch run --device webgpu --report train.py --epochs 3    and at the end, what was redirected where\n"
+        "anytorch run --device cpu -m package.train --lr 0.1\n"
+        "anytorch run --json train.py | tail -n 1 | jq .redirected    the report is the last line",
+    ),
+    "port": Command(
+        "rewrite source that names CUDA to PyTorch that names no vendor",
+        "anytorch port train.py               print the changes as a diff, and what is left alone\n"
+        "anytorch port src --write            change the files\n"
+        "anytorch port src --check            exit status 1 if a file names a vendor: for CI",
+    ),
     "graph": Command(
         "list, show or forget the kernel graphs that were searched on this machine",
         "anytorch graph list                     every searched graph, what was chosen for it, and the gain\n"
@@ -226,6 +239,17 @@ def split(argv: list[str]) -> tuple[list[str], str | None, list[str]]:
         if not word.startswith("-"):
             return argv[:position], word, argv[position + 1 :]
     return argv, None, []
+
+
+def own_words(argv: list[str]) -> list[str]:
+    """The command line without what belongs to a program that it names: `anytorch run SCRIPT --json` is the script's."""
+    head, name, tail = split(argv)
+    if name != "run":
+        return argv
+    place = 0
+    while place < len(tail) and tail[place].startswith("-") and tail[place] != "-m":
+        place += 2 if tail[place] == "--device" else 1
+    return [*head, name, *tail[:place]]
 
 
 def check_command(name: str) -> None:

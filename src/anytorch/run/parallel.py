@@ -1,0 +1,102 @@
+"""Several processes and several devices: NCCL's place is taken by the device's own collectives, or by gloo's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from anytorch.run.ledger import Ledger
+from anytorch.run.patches import Patches
+from anytorch.run.place import HOST, NAME, Place
+
+NCCL, GLOO = "nccl", "gloo"
+
+
+def install(patches: Patches, place: Place, ledger: Ledger) -> None:
+    if torch.distributed.is_available():
+        _install_groups(patches, place, ledger)
+    _install_data_parallel(patches, place)
+
+
+def _install_groups(patches: Patches, place: Place, ledger: Ledger) -> None:
+    from anytorch.run import staged_group
+
+    group: Any = torch.distributed.distributed_c10d
+    known = {} if place.host else group.Backend.default_device_backend_map
+    instead = str(known.get(place.kind, GLOO if place.host else staged_group.NAME))
+    waits_on_host = instead in (GLOO, staged_group.NAME)
+    backends: Any = group.Backend
+    if instead == staged_group.NAME and instead.upper() not in backends._plugins:
+        backends.register_backend(instead, staged_group.make, devices=[HOST, place.kind])  # torch has no way to undo it
+
+    def translated(backend: Any) -> Any:
+        if not isinstance(backend, str):
+            return backend
+        if backend.lower() == NCCL or f"{NAME}:{NCCL}" in backend.lower():
+            ledger.redirect(f"the process group nccl, as {instead}")
+            return instead
+        return backend
+
+    plain_init, plain_new = group.init_process_group, group.new_group
+
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("pg_options", None)
+        if "device_id" in kwargs:  # it makes NCCL connect at once; others have nothing to connect
+            real = place.of(kwargs.pop("device_id"))
+            if real is not None and not waits_on_host:
+                kwargs["device_id"] = real
+        return plain_init(instead if backend is None else translated(backend), *args, **kwargs)
+
+    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return plain_new(ranks, timeout, translated(backend), *args, **kwargs)
+
+    plain_barrier = group.barrier
+
+    def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        return plain_barrier(group, async_op, None if waits_on_host else device_ids)
+
+    for owner in (torch.distributed, group):
+        patches.set(owner, "barrier", barrier)
+        patches.set(owner, "init_process_group", init_process_group)
+        patches.set(owner, "new_group", new_group)
+        patches.set(owner, "is_nccl_available", lambda: True)
+    parallel: Any = torch.nn.parallel.DistributedDataParallel
+    plain_make = parallel.__init__
+
+    def make(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if place.host:  # torch allows no device numbers for a module on the CPU
+            device_ids = output_device = None
+        plain_make(self, module, device_ids, output_device, *args, **kwargs)
+
+    patches.set(parallel, "__init__", make)
+
+
+def _install_data_parallel(patches: Patches, place: Place) -> None:
+    """nn.DataParallel on one device is its module, with the inputs moved there."""
+    parallel: Any = torch.nn.DataParallel
+    if len(place.reals) > 1:
+        return
+
+    def make(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
+        torch.nn.Module.__init__(self)
+        self.device_ids = [place.index_of(one) for one in (device_ids or [0])]
+        self.output_device, self.dim = place.index_of(output_device), dim
+        self.module = module.to(place.real())
+        self.src_device_obj = place.real()
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(place.real())
+        if isinstance(value, (list, tuple)):
+            items = [moved(item) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return {key: moved(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        return self.module(*moved(inputs), **moved(kwargs))
+
+    patches.set(parallel, "__init__", make)
+    patches.set(parallel, "forward", forward)

@@ -1,0 +1,138 @@
+"""Collectives for a device that has none of its own: gloo's, on copies in the host's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+from torch.futures import Future
+
+NAME = "staged"  # of the back end, among torch's
+
+
+def make(store: Any, rank: int, size: int, timeout: Any) -> StagedGroup:
+    """What torch calls to make a group of this kind."""
+    return StagedGroup(store, rank, size, timeout)
+
+
+def _done(result: Any) -> Any:
+    """The work that was done before it was returned."""
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return _create_work_from_future(future)
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu() if tensor.device.type != "cpu" else tensor
+
+
+def _back(tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:
+    for tensor, copied in zip(tensors, copies, strict=True):
+        if tensor is not copied:
+            tensor.detach().copy_(copied)
+
+
+class StagedGroup(dist.ProcessGroup):
+    """A process group whose tensors may be on any device. Every call waits until it is done."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
+        super().__init__(rank, size)
+        self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    def getBackendName(self) -> str:
+        return NAME  # for "gloo" torch would look for gloo itself behind it
+
+    def _in_place(self, call: Callable[..., Any], tensors: Sequence[torch.Tensor], *options: Any) -> Any:
+        copies = [_on_host(tensor) for tensor in tensors]
+        call(copies, *options).wait()
+        _back(tensors, copies)
+        return _done(list(tensors))
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        return self._in_place(self._gloo.allreduce, tensors, opts if opts is not None else dist.AllreduceOptions())
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
+        for tensor in tensors:
+            options = dist.AllreduceOptions()
+            if opts is not None:
+                options.reduceOp = opts.reduceOp
+            self.allreduce([tensor], options)
+        return _done(list(tensors))
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
+        return self._in_place(self._gloo.broadcast, tensors, opts if opts is not None else dist.BroadcastOptions())
+
+    def reduce(self, tensors: Any, opts: Any = None) -> Any:
+        return self._in_place(self._gloo.reduce, tensors, opts if opts is not None else dist.ReduceOptions())
+
+    def barrier(self, opts: Any = None) -> Any:
+        self._gloo.barrier().wait()
+        return _done(None)
+
+    def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Any:
+        copies = [[_on_host(tensor) for tensor in outputs] for outputs in output_lists]
+        self._gloo.allgather(copies, [_on_host(tensor) for tensor in inputs]).wait()
+        for outputs, copied in zip(output_lists, copies, strict=True):
+            _back(outputs, copied)
+        return _done(output_lists)
+
+    def _allgather_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Any:
+        parts = list(output.chunk(self.size()))
+        return self.allgather([[part.view(source.shape) for part in parts]], [source], opts)
+
+    all_gather_single = _allgather_base  # its name since torch 2.13
+
+    def gather(self, output_lists: Any, inputs: Any, opts: Any = None) -> Any:
+        copies = [[_on_host(tensor) for tensor in outputs] for outputs in output_lists]
+        options = opts if opts is not None else dist.GatherOptions()
+        self._gloo.gather(copies, [_on_host(tensor) for tensor in inputs], options).wait()
+        for outputs, copied in zip(output_lists, copies, strict=True):
+            _back(outputs, copied)
+        return _done(output_lists)
+
+    def scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Any:
+        copies = [_on_host(tensor) for tensor in outputs]
+        inputs = [[_on_host(tensor) for tensor in listed] for listed in input_lists]
+        self._gloo.scatter(copies, inputs, opts if opts is not None else dist.ScatterOptions()).wait()
+        _back(outputs, copies)
+        return _done(list(outputs))
+
+    def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> Any:
+        """By a sum over everything, of which each process keeps its part: gloo has no more direct way."""
+        options = dist.AllreduceOptions()
+        if opts is not None:
+            options.reduceOp = opts.reduceOp
+        for output, inputs in zip(outputs, input_lists, strict=True):
+            copies = [_on_host(tensor).clone() for tensor in inputs]
+            for copied in copies:
+                self._gloo.allreduce([copied], options).wait()
+            output.detach().copy_(copies[self.rank()].view(output.shape))
+        return _done(list(outputs))
+
+    def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Any:
+        return self.reduce_scatter([output], [list(source.chunk(self.size()))], opts)
+
+    reduce_scatter_single = _reduce_scatter_base  # its name since torch 2.13
+
+    def alltoall_base(
+        self, output: torch.Tensor, source: torch.Tensor, output_sizes: Any, input_sizes: Any, opts: Any = None
+    ) -> Any:
+        copied = _on_host(output)
+        self._gloo.alltoall_base(copied, _on_host(source), output_sizes, input_sizes).wait()
+        _back([output], [copied])
+        return _done([output])
+
+    all_to_all_single = alltoall_base  # its name since torch 2.13
+
+    def send(self, tensors: Any, target: int, tag: int = 0) -> Any:
+        self._gloo.send([_on_host(tensor) for tensor in tensors], target, tag).wait()
+        return _done(list(tensors))
+
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
+        copies = [_on_host(tensor) for tensor in tensors]
+        self._gloo.recv(copies, source, tag).wait()
+        _back(tensors, copies)
+        return _done(list(tensors))

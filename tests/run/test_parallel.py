@@ -1,0 +1,89 @@
+"""Several devices and processes: DataParallel on one device, and NCCL's place taken by gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def test_data_parallel_on_one_device(cuda: Any) -> None:
+    model = cuda.nn.Linear(3, 2)
+    parallel = cuda.nn.DataParallel(model)
+    x = cuda.randn(4, 3)
+    assert parallel(x).is_cuda and parallel.device_ids == [0]
+    assert cuda.allclose(parallel(x), model(x.cuda())) and list(parallel.state_dict()) == [
+        "module.weight",
+        "module.bias",
+    ]
+    assert cuda.nn.DataParallel(model, device_ids=[0]).cuda()(input=x).shape == (4, 2)
+
+
+def test_a_process_group(cuda: Any, device: str, tmp_path: Path) -> None:
+    dist = cuda.distributed
+    assert dist.is_nccl_available()
+    dist.init_process_group(
+        "nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1, device_id=cuda.device("cuda:0")
+    )
+    try:
+        assert dist.get_backend() == {"cpu": "gloo", "webgpu": "staged"}[device]
+        group = dist.new_group([0], backend="nccl")
+        x = cuda.ones(2, device="cuda")
+        dist.barrier(device_ids=[0])
+        dist.all_reduce(x, group=group)
+        dist.broadcast(x, 0)
+        gathered = [cuda.zeros(2, device="cuda")]
+        dist.all_gather(gathered, x)
+        assert gathered[0].tolist() == x.tolist() == [1.0, 1.0]
+        objects = [None]
+        dist.all_gather_object(objects, {"a": 1})
+        assert objects == [{"a": 1}]
+        model = cuda.nn.parallel.DistributedDataParallel(cuda.nn.Linear(2, 1).cuda(), device_ids=[0])
+        model(x[None]).sum().backward()
+        assert model.module.weight.grad.tolist() == [[1.0, 1.0]] and model.module.weight.grad.is_cuda
+    finally:
+        dist.destroy_process_group()
+
+
+def test_collectives_by_way_of_the_host(cpu_wheel: None, tmp_path: Path) -> None:
+    """Two processes, as threads: what each gets from the other is what gloo gives for tensors of the host."""
+    import datetime
+    import threading
+
+    import torch
+    import torch.distributed as dist
+
+    from anytorch.run.staged_group import make
+
+    store, results, wrong = dist.HashStore(), {}, []
+
+    def work(rank: int) -> None:
+        try:
+            group = make(store, rank, 2, datetime.timedelta(seconds=60))
+            mine = torch.tensor([rank + 1.0, 10.0])
+            total, first = mine.clone(), mine.clone()
+            group.allreduce([total]).wait()
+            group.broadcast([first]).wait()
+            everyone = [torch.zeros(2), torch.zeros(2)]
+            group.allgather([everyone], [mine]).wait()
+            flat, part = torch.zeros(4), torch.zeros(1)
+            group._allgather_base(flat, mine).wait()
+            group._reduce_scatter_base(part, mine).wait()
+            swapped = torch.zeros(2)
+            group.alltoall_base(swapped, mine, [], []).wait()
+            group.allreduce_coalesced([mine.clone(), total.clone()]).wait()
+            group.barrier().wait()
+            told = [total, first, torch.stack(everyone).flatten(), flat, part, swapped]
+            results[rank] = [one.tolist() for one in told]
+        except BaseException as exc:  # noqa: BLE001  (told below)
+            wrong.append(exc)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    for rank in range(2):
+        total, first, everyone, flat, part, swapped = results[rank]
+        assert total == [3.0, 20.0] and first == [1.0, 10.0] and everyone == flat == [1.0, 10.0, 2.0, 10.0]
+        assert part == [[3.0], [20.0]][rank] and swapped == [[1.0, 2.0], [10.0, 10.0]][rank]
