@@ -102,7 +102,7 @@ def build(platform: Platform, output: Path, *, levels: Sequence[str] | None = No
     folder = output / platform.name
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {f"{job.stem}{platform.suffix}": job for job in jobs(platform, levels)}
-    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # how they are compiled, beyond what a digest tells
+    recipe = f"{version} {arguments(platform, 'name')}"  # how they are compiled, beyond what a digest tells
     if not (folder / "recipe").exists() or (folder / "recipe").read_text() != recipe:
         shutil.rmtree(folder)
         folder.mkdir()
@@ -122,20 +122,29 @@ def carried_files(folder: Path) -> list[Path]:
     return [manifest, *(folder / name for name in json.loads(manifest.read_text())["sha256"])]
 
 
-def compile_one(zig: Path, platform: Platform, job: Job, target: Path) -> None:
-    """Compile one library. Raises RuntimeError with the compiler's words."""
-    base = [str(zig), "c++", "-target", platform.target, ZIG_BASELINE]
+def arguments(platform: Platform, name: str) -> tuple[list[str], list[str]]:
+    """zig's arguments to compile for a platform and to link the library `name`, without the files and the job's flags."""
+    base = ["c++", "-target", platform.target, ZIG_BASELINE]
     flags = [flag for flag in FLAGS if not (flag == "-fPIC" and platform.system == "win32")]  # all code is, there
     small = ["-ffunction-sections", "-fdata-sections", "-g0", f"-ffile-prefix-map={ROOT}=."]
-    # Windows: winpthreads and the rest of the C++ library are linked in, as everywhere. A library there has no rpath to strip.
-    link = ["-shared", "-s", *(["-Wl,--gc-sections"] if platform.system == "linux" else [])]
+    link = ["-shared", "-s"]
+    if platform.system == "linux":
+        link.append("-Wl,--gc-sections")
+    if platform.system == "darwin":
+        link.append(f"-Wl,-install_name,@rpath/{name}")  # else it would be the path on this machine
+    return [*base, *flags, *small], [*base, *link]
+
+
+def compile_one(zig: Path, platform: Platform, job: Job, target: Path) -> None:
+    """Compile one library. Raises RuntimeError with the compiler's words."""
+    compiling, linking = arguments(platform, target.name)
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         made = Path(temporary) / target.name
         objects = []
         for number, source in enumerate(job.sources):
             objects.append(f"{temporary}/{number}.o")
-            _run([*base, *flags, *job.flags, *small, f"-I{SHARED}", "-c", str(source), "-o", objects[-1]])
-        _run([*base, *link, *objects, "-o", str(made)])
+            _run([str(zig), *compiling, *job.flags, f"-I{SHARED}", "-c", str(source), "-o", objects[-1]])
+        _run([str(zig), *linking, *objects, "-o", str(made)])
         made.chmod(0o755)
         made.replace(target)
 

@@ -48,6 +48,7 @@ def inspect(wheel: Path, platform: Platform) -> list[str]:
     """What is wrong with a platform's wheel; [] if nothing."""
     import lief
 
+    lief.logging.disable()  # it looks for parts that a stripped library does not have, and says so
     wrong = []
     folder = f"anytorch/native/built/{platform.name}/"
     with zipfile.ZipFile(wheel) as archive:
@@ -62,7 +63,8 @@ def inspect(wheel: Path, platform: Platform) -> list[str]:
                 wrong.append(f"{found}for {machine_of(binary)}, not {MACHINES[platform.machine]}")
             if missing := functions_of(name) - {one.name.removeprefix("_") for one in binary.exported_functions}:
                 wrong.append(f"{found}does not export {', '.join(sorted(missing))}")
-            if more := [one for one in libraries_of(binary) if not allowed(one, platform)]:
+            own = f"@rpath/{name}"  # macOS: what it is called itself
+            if more := [one for one in libraries_of(binary) if one != own and not allowed(one, platform)]:
                 wrong.append(f"{found}needs {', '.join(sorted(more))}")
     if (size := wheel.stat().st_size / 1e6) > MOST_MB:
         wrong.append(f"{wheel.name} is {size:.1f} MB; at most {MOST_MB:.0f}")

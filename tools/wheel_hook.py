@@ -24,7 +24,13 @@ class CarriedKernels(BuildHookInterface):  # type: ignore[type-arg, misc]
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        return [carried_kernels.ZIG] if os.environ.get("ANYTORCH_WHEEL") else []
+        if not os.environ.get("ANYTORCH_WHEEL"):
+            return []
+        try:
+            carried_kernels.find_zig()
+        except FileNotFoundError:
+            return [carried_kernels.ZIG]
+        return []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         name = os.environ.get("ANYTORCH_WHEEL")

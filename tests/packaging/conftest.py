@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,7 +115,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     folder = tmp_path_factory.mktemp("empty") / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "lent.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n{sysconfig.get_paths()['platlib']}\n")
+    lent = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (site / "lent.pth").write_text("\n".join(lent))
     (site / "sitecustomize.py").write_text(NO_NETWORK)
     install = ["--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check", "--quiet", str(wheel)]
     subprocess.run([sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", *install], check=True)

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 NEWER = "2.99.0"
-BUILDS = ["2.11.0+cu130", "2.9.1+rocm6.4", "2.8.0+xpu", "2.6.0+cu118"]
+BUILDS = ["2.11.0+cu130", "2.9.1+rocm6.4", "2.6.0+xpu"]  # the last is older than what we are written for
 
 
 def plain(name: str) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,15 @@ TEXTS = ["A cat sleeps on the sofa.", "Interest rates rose again in March.", "Th
 LOADED = """
 import json, sys
 from anytorch.cli.main import main
-from anytorch.native import library
+from anytorch.native import carried, library
 for line in json.loads(sys.argv[1]):
     status = main(line)
     assert status == 0, (line, status)
+used = sorted({name for name, _ in library._loaded})
+for one in carried.LIBRARIES:
+    for level in one.levels or [None]:
+        library.load(one.name, one.paths(), level=level, flags=one.flags)
+print("USED " + json.dumps(used))
 print("LOADED " + json.dumps(sorted(f"{name} {path}" for name, path in library._loaded)))
 """
 
@@ -36,6 +42,7 @@ def test_the_wheel_has_what_it_needs_and_no_more(wheel: Path) -> None:
         names = archive.namelist()
         manifest = json.loads(archive.read("anytorch/native/built/linux-x86_64/manifest.json"))
         built = {name.rpartition("/")[2] for name in names if name.startswith("anytorch/native/built/linux-x86_64/")}
+        compiled = sum(archive.getinfo(name).compress_size for name in names if name.endswith(".so"))
         modes = {archive.getinfo(name).external_attr >> 16 & 0o777 for name in names if name.endswith(".so")}
     assert built == {"manifest.json", *manifest["sha256"]} and len(built) == 12
     assert modes == {0o755}
@@ -43,7 +50,7 @@ def test_the_wheel_has_what_it_needs_and_no_more(wheel: Path) -> None:
         "LICENSE", "third-party.txt", "llvm.txt", "zig.txt", "mingw-w64.txt",
     }  # fmt: skip
     assert not [name for name in names if not name.startswith("anytorch")], "nothing beside the package"
-    assert wheel.stat().st_size < 15e6 / 5, "of five levels, this has one"
+    assert wheel.stat().st_size + 4 * compiled < 15e6, "this has one level; the published one has five"
 
 
 def test_auditwheel_agrees_with_the_tag(wheel: Path) -> None:
@@ -69,7 +76,7 @@ def test_info_and_a_search_by_meaning(installed: Installed, tmp_path: Path) -> N
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(TEXTS))
     found = json.loads(installed.run("embed", str(texts), "--search", "a young cat", "--k", "2", "--json").stdout)
-    assert [hit["text"] for hit in found["hits"]] == [TEXTS[2], TEXTS[0]]
+    assert {hit["text"] for hit in found["hits"]} == {TEXTS[0], TEXTS[2]}
     assert found["engine"]["device"] == "cpu" and installed.compiled() == []
 
 
@@ -98,8 +105,8 @@ def test_forecast_and_generate(installed: Installed, tmp_path: Path) -> None:
     ]
     told = installed.call(installed.python, "-c", LOADED, json.dumps(lines)).stdout
     loaded = json.loads(told.rpartition("LOADED ")[2])
-    assert {one.split()[0] for one in loaded} >= {"uniform", "decode"}, told
-    assert all("site-packages/anytorch/native/built/linux-x86_64/" in one for one in loaded), loaded
+    assert "decode" in json.loads(told.rpartition("USED ")[2].partition("\n")[0]), "tokens by our C++, not by transformers"
+    assert len(loaded) == 11 and all("site-packages/anytorch/native/built/linux-x86_64/" in one for one in loaded), loaded
     assert installed.compiled() == []
 
 
@@ -110,6 +117,8 @@ def test_the_service_answers(installed: Installed) -> None:
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=installed.environment
     )
+    too_long = threading.Timer(120, process.kill)  # else a service that never answers would hold up all tests
+    too_long.start()
     try:
         url = start_line(process)["url"]
         answer = httpx.post(f"{url}/v1/embeddings", json={"input": TEXTS}, timeout=60)
@@ -117,6 +126,7 @@ def test_the_service_answers(installed: Installed) -> None:
     finally:
         process.terminate()
         process.communicate(timeout=60)
+        too_long.cancel()
     assert process.returncode == 0 and installed.compiled() == []
 
 
