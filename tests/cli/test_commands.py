@@ -44,6 +44,20 @@ def test_doctor_status_follows_errors_and_warnings_not_notes(cli: Callable[..., 
     assert ("no problem found" in words.out) is (words.status == 0)
 
 
+def test_doctor_names_the_compiler(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ANYTORCH_CXX", "")
+    here = cli("--json", "doctor", "--no-probe").document["native"]
+    assert here["carried"] is None and here["compiler"] and not here["package"]
+    assert f"compiled on first use by {here['compiler']}" in cli("doctor", "--no-probe").out
+    monkeypatch.setenv("ANYTORCH_CXX", "/no/such/compiler")
+    without = cli("doctor", "--no-probe").out
+    assert "C++ kernels: none" in without and "anytorch[compiler]" in without
+    monkeypatch.setenv("ANYTORCH_CXX", "")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("anytorch.native.compiler.packaged_zig", lambda: tmp_path)
+    assert "of the package ziglang" in cli("doctor", "--no-probe").out
+
+
 def test_doctor_with_the_child(cli: Callable[..., Any]) -> None:
     document = cli("--json", "doctor").document
     assert document["tried"] is True and "cpu" in document["usable"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shlex
 import shutil
@@ -12,8 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from anytorch import settings
+from anytorch import logs, settings
 from anytorch.errors import CompilerFailed, CompilerMissing
+
+log = logs.logger(__name__)
 
 NAMES = ("g++", "clang++", "c++")
 TIMEOUT_S = 300.0
@@ -118,6 +121,15 @@ def compile_library(compiler: Compiler, sources: Sequence[Path], flags: Sequence
     ]
     link = [*compiler.command, "-shared", *(["-pthread"] if sys.platform != "win32" else []), "-o", str(target)]
     _run_all(commands, _environment(compiler))
+    if compiler.is_zig and sys.platform == "linux":
+        # zig compiles its C++ library, for a minute or two, before it links with it for the first time. A generated kernel needs
+        # nothing of it, and what it needs of the C library is in this process: whether that is enough, loading tells.
+        _run_all([[*link, "-nostdlib", *map(str, objects)]], _environment(compiler))
+        try:
+            ctypes.CDLL(str(target))
+            return
+        except OSError as exc:
+            log.info("linking with the C++ library of zig, which is compiled first if this is the first time: %s", exc)
     _run_all([[*link, *map(str, objects)]], _environment(compiler))
 
 
