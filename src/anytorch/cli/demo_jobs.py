@@ -130,6 +130,7 @@ def sentence(output: Output) -> dict[str, Any]:
 def train_writer(folder: Path) -> float:
     """Train a byte-level Llama on the lesson and save it as a checkpoint, tokenizer included. Returns the last loss."""
     import torch
+    from safetensors.torch import save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -146,8 +147,14 @@ def train_writer(folder: Path) -> float:
             vocab_size=len(vocabulary), max_position_embeddings=256, bos_token_id=0, eos_token_id=1, **shape
         )
         model = LlamaForCausalLM(config)
-        loss = learn(model, ids)
-    model.eval().save_pretrained(folder)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # it is too small for more, and on a busy machine they would wait for each other
+        try:
+            loss = learn(model, ids)
+        finally:
+            torch.set_num_threads(threads)
+    config.save_pretrained(folder)
+    save_file({name: weight.contiguous() for name, weight in model.state_dict().items()}, folder / "model.safetensors")
     whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<begin>", eos_token="<end>")
     whole.save_pretrained(folder)
     return loss
