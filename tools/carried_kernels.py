@@ -1,4 +1,4 @@
-"""Compile the C++ libraries that a wheel carries, for one platform, with zig: one PyPI package that compiles for all of them.
+"""Compile the C++ libraries that a wheel carries, for one platform, with zig: a PyPI package that compiles for all of them.
 
     python tools/carried_kernels.py linux-x86_64 --output .cache/carried
 
@@ -49,15 +49,19 @@ class Platform:
 
 # glibc 2.17 and macOS 11 are the oldest that the libraries need nothing newer than. Windows does not tell Python what its
 # processor can do (`simd.features`), so that only the baseline is ever asked for there.
+BASELINE = ("baseline",)
+LINUX = (
+    ("manylinux_2_17_x86_64.manylinux2014_x86_64", "x86_64-linux-gnu.2.17", "x86_64", tuple(simd.LEVELS)),
+    ("manylinux_2_17_aarch64.manylinux2014_aarch64", "aarch64-linux-gnu.2.17", "aarch64", BASELINE),
+)
 PLATFORMS = {
     one.name: one
     for one in (
-        Platform("manylinux_2_17_x86_64.manylinux2014_x86_64", "x86_64-linux-gnu.2.17", "linux", "x86_64", ".so", tuple(simd.LEVELS)),
-        Platform("manylinux_2_17_aarch64.manylinux2014_aarch64", "aarch64-linux-gnu.2.17", "linux", "aarch64", ".so", ("baseline",)),
-        Platform("macosx_11_0_arm64", "aarch64-macos.11.0", "darwin", "arm64", ".so", ("baseline",)),
-        Platform("win_amd64", "x86_64-windows-gnu", "win32", "AMD64", ".dll", ("baseline",)),
+        *(Platform(tag, target, "linux", machine, ".so", levels) for tag, target, machine, levels in LINUX),
+        Platform("macosx_11_0_arm64", "aarch64-macos.11.0", "darwin", "arm64", ".so", BASELINE),
+        Platform("win_amd64", "x86_64-windows-gnu", "win32", "AMD64", ".dll", BASELINE),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,8 @@ def compile_one(zig: Path, platform: Platform, job: Job, target: Path) -> None:
 
 
 def _run(command: Sequence[str]) -> None:
-    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": os.environ.get("ZIG_GLOBAL_CACHE_DIR", str(ROOT / ".cache" / "zig-cache"))}  # fmt: skip
+    # zig's own C++ library, compiled for each platform: a minute of work that is worth keeping.
+    environment = {"ZIG_GLOBAL_CACHE_DIR": str(ROOT / ".cache" / "zig-cache"), **os.environ}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed with status {done.returncode}:\n{done.stderr[-4000:]}")

@@ -98,9 +98,12 @@ def functions_of(file: str) -> set[str]:
     for path in library.paths():
         text = path.read_text()
         names |= set(re.findall(r"^(?:EXPORT|API)\s[^;{=()]*?(\w+)\s*\(", text, re.MULTILINE))
-        names |= set(re.findall(r'^extern "C" __attribute__\(\(visibility\("default"\)\)\)[^;{=()]*?(\w+)\(', text, re.MULTILINE))
+        visible = r'^extern "C" __attribute__\(\(visibility\("default"\)\)\)[^;{=()]*?(\w+)\('
+        names |= set(re.findall(visible, text, re.MULTILINE))
     if not names:
-        raise SystemExit(f"no exported function was found in {', '.join(library.sources)}: tools/dist.py reads them wrongly")
+        raise SystemExit(
+            f"no exported function was found in {', '.join(library.sources)}: tools/dist.py reads them wrongly"
+        )
     return names
 
 
@@ -108,7 +111,9 @@ def audit(wheel: Path) -> str:
     """What auditwheel says of a Linux wheel; raises SystemExit if it needs a newer system than its tag says."""
     done = subprocess.run([sys.executable, "-m", "auditwheel", "show", str(wheel)], capture_output=True, text=True)
     told = " ".join((done.stdout + done.stderr).split())
-    consistent = [word.strip('".') for word in told.split() if word.strip('".').startswith(("manylinux_", "manylinux2"))]
+    consistent = [
+        word.strip('".') for word in told.split() if word.strip('".').startswith(("manylinux_", "manylinux2"))
+    ]
     tags = wheel.stem.split("-")[-1].split(".")
     if done.returncode or not set(consistent) & set(tags):
         raise SystemExit(f"auditwheel does not agree with the tag of {wheel.name}:\n{told}")

@@ -4,7 +4,7 @@
     make release SIGN=~/.ssh/release   also dist/SHA256SUMS.sig, by ssh-keygen
     python tools/release.py --check    only: may this commit be released?
 
-The version is in src/anytorch/_version.py and nowhere else. docs/design/0010-wheels.md and docs/guide/publish.md say the rest.
+The version is in src/anytorch/_version.py and nowhere else. docs/guide/publish.md says the rest.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def problems(number: str, tag: str | None = None) -> list[str]:
         found.append(f"CHANGELOG.md has no section '## {number}': rename 'Unreleased', and say what is new")
     if tag is not None and tag != f"v{number}":
         found.append(f"the tag is {tag} and the version {number}: they must agree (v{number})")
-    changed = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    changed = subprocess.run(
+        ["git", "status", "--porcelain"], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout
     if changed:
         found.append(f"the working tree has changes that are not committed:\n{changed.rstrip()}")
     return found
@@ -120,8 +122,20 @@ def sbom(files: list[Path], number: str) -> dict[str, Any]:
         name = re.match(r"[\w.-]+", requirement)
         assert name is not None
         needed = {"type": "library", "bom-ref": f"requires:{line}", "name": name[0], "description": line}
-        components.append({**needed, "scope": "optional" if "extra ==" in marker else "required", "purl": f"pkg:pypi/{name[0].lower()}"})
-    root = {"type": "library", "bom-ref": "anytorch", "name": "anytorch", "version": number, "purl": f"pkg:pypi/anytorch@{number}"}
+        components.append(
+            {
+                **needed,
+                "scope": "optional" if "extra ==" in marker else "required",
+                "purl": f"pkg:pypi/{name[0].lower()}",
+            }
+        )
+    root = {
+        "type": "library",
+        "bom-ref": "anytorch",
+        "name": "anytorch",
+        "version": number,
+        "purl": f"pkg:pypi/anytorch@{number}",
+    }
     linked = [one["bom-ref"] for one in components if one["bom-ref"].startswith("linked:")]
     serial = uuid.uuid5(uuid.NAMESPACE_URL, " ".join(digest(file) for file in files))
     return {
@@ -199,7 +213,8 @@ def main() -> None:
             return
         run(sys.executable, "tools/dist.py")
     finish(DIST, number, options.sign)
-    print(f"dist/ is ready: {', '.join(sorted(path.name for path in DIST.iterdir()))}\nto upload: twine upload dist/*.whl dist/*.tar.gz")
+    made = ", ".join(sorted(path.name for path in DIST.iterdir()))
+    print(f"dist/ is ready: {made}\nto upload: twine upload dist/*.whl dist/*.tar.gz")
 
 
 if __name__ == "__main__":

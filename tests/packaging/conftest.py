@@ -119,5 +119,6 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     (site / "lent.pth").write_text("\n".join(lent))
     (site / "sitecustomize.py").write_text(NO_NETWORK)
     install = ["--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check", "--quiet", str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", *install], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+    subprocess.run([*pip, "install", *install], check=True)
     return Installed(folder, tmp_path_factory.mktemp("empty-cache"))

@@ -35,7 +35,9 @@ def extras() -> dict[str, list[str]]:
         import tomllib
     else:
         import tomli as tomllib
-    found: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     return found
 
 
@@ -75,7 +77,8 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
         needs = [] if name == "torch" else requirements_of(asked)
         waiting += [(Requirement(one), name) for one in needs]
         extra_lines = sorted({f"Provides-Extra: {extra}" for extra in asked.extras})
-        fake_wheel(folder, asked.name, NEWER if name == "torch" else number_of(asked), [*extra_lines, *(f"Requires-Dist: {one}" for one in needs)])
+        number = NEWER if name == "torch" else number_of(asked)
+        fake_wheel(folder, asked.name, number, [*extra_lines, *(f"Requires-Dist: {one}" for one in needs)])
     return folder
 
 
@@ -96,7 +99,9 @@ def requirements_of(asked: Requirement) -> list[str]:
     found = []
     for line in lines:
         one = Requirement(line)
-        if one.marker is None or any(one.marker.evaluate({**environment, "extra": extra}) for extra in ("", *asked.extras)):
+        if one.marker is None or any(
+            one.marker.evaluate({**environment, "extra": extra}) for extra in ("", *asked.extras)
+        ):
             one.marker = None
             found.append(str(one))
     return found

@@ -9,7 +9,6 @@ import sys
 import threading
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -80,14 +79,18 @@ def test_info_and_a_search_by_meaning(installed: Installed, tmp_path: Path) -> N
     assert found["engine"]["device"] == "cpu" and installed.compiled() == []
 
 
-def test_vectors_are_those_of_the_clone(installed: Installed, minilm: Path, tmp_path: Path, shared_libraries: Path) -> None:
+def test_vectors_are_those_of_the_clone(
+    installed: Installed, minilm: Path, tmp_path: Path, shared_libraries: Path
+) -> None:
     """One compiler is GCC and the other clang: the same sums, but for the order of a few instructions."""
     import numpy as np
 
     from anytorch.text.embed import ArrowEngine
 
     code = "import sys, numpy, json; from anytorch.text.embed import ArrowEngine\n"
-    code += "with ArrowEngine(device='cpu') as engine: numpy.save(sys.argv[1], engine.encode(json.loads(sys.argv[2])))\n"
+    code += (
+        "with ArrowEngine(device='cpu') as engine: numpy.save(sys.argv[1], engine.encode(json.loads(sys.argv[2])))\n"
+    )
     code += "assert 'torch' not in sys.modules"
     installed.call(installed.python, "-c", code, str(tmp_path / "vectors.npy"), json.dumps(TEXTS))
     with ArrowEngine(device="cpu") as engine:
@@ -105,15 +108,20 @@ def test_forecast_and_generate(installed: Installed, tmp_path: Path) -> None:
     ]
     told = installed.call(installed.python, "-c", LOADED, json.dumps(lines)).stdout
     loaded = json.loads(told.rpartition("LOADED ")[2])
-    assert "decode" in json.loads(told.rpartition("USED ")[2].partition("\n")[0]), "tokens by our C++, not by transformers"
-    assert len(loaded) == 11 and all("site-packages/anytorch/native/built/linux-x86_64/" in one for one in loaded), loaded
+    assert "decode" in json.loads(told.rpartition("USED ")[2].partition("\n")[0]), (
+        "tokens by our C++, not by transformers"
+    )
+    assert len(loaded) == 11 and all("site-packages/anytorch/native/built/linux-x86_64/" in one for one in loaded), (
+        loaded
+    )
     assert installed.compiled() == []
 
 
 def test_the_service_answers(installed: Installed) -> None:
     import httpx
 
-    command = [str(installed.folder / "bin" / "anytorch"), "serve", "--port", "0", "--json", "--threads", "1", "--no-forecast"]
+    anytorch = str(installed.folder / "bin" / "anytorch")
+    command = [anytorch, "serve", "--port", "0", "--json", "--threads", "1", "--no-forecast"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=installed.environment
     )
@@ -131,6 +139,7 @@ def test_the_service_answers(installed: Installed) -> None:
 
 
 def test_without_a_compiler_kernel_graphs_say_what_brings_one(installed: Installed) -> None:
-    code = "from anytorch.graph.back import cpp\ntry: cpp.ready()\nexcept Exception as exc: print(type(exc).__name__, exc.hint)"
+    code = "from anytorch.graph.back import cpp\ntry: cpp.ready()\n"
+    code += "except Exception as exc: print(type(exc).__name__, exc.hint)"
     told = installed.call(installed.python, "-c", code).stdout
     assert told.startswith("CompilerMissing") and "anytorch[compiler]" in told

@@ -100,9 +100,10 @@ def forecast(output: Output) -> dict[str, Any]:
         rescale=True,
     )
     low, high = (found.quantiles[level]["close"] for level in (0.1, 0.9))
+    columns = {"close": found.mean["close"], "low": low, "high": high}
     bars = [
-        {"timestamp": str(time), "close": round(float(close), 4), "low": round(float(low[time]), 4), "high": round(float(high[time]), 4)}
-        for time, close in found.mean["close"].items()
+        {"timestamp": str(time), **{name: round(float(column[time]), 4) for name, column in columns.items()}}
+        for time in found.mean.index
     ]
     output.heading(f"a forecast (synthetic candles, a tiny model, {PATHS} paths)")
     rows = [(bar["timestamp"], *(f"{bar[name]:.3f}" for name in ("close", "low", "high"))) for bar in bars]
@@ -122,7 +123,9 @@ def sentence(output: Output) -> dict[str, Any]:
         ):
             text = BEGINNING + "".join(stream) + "."
             how = generator.describe()["decoding"]
-    output.heading(f"a sentence (a small Llama that learned {len(LESSON)} letters by heart just now; begins {BEGINNING!r})")
+    output.heading(
+        f"a sentence (a small Llama that learned {len(LESSON)} letters by heart just now; begins {BEGINNING!r})"
+    )
     output.text(f"  {text}")
     return {"begins": BEGINNING, "text": text, "loss": round(loss, 4), "decoding": how}
 
@@ -140,13 +143,18 @@ def train_writer(folder: Path) -> float:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     ids = torch.tensor(tokenizer.encode(LESSON * 2).ids)
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = LlamaConfig(
             vocab_size=len(vocabulary), max_position_embeddings=256, bos_token_id=0, eos_token_id=1, **shape
         )
-        model = LlamaForCausalLM(config)
+        model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # it is too small for more, and on a busy machine they would wait for each other
         try:
@@ -155,7 +163,8 @@ def train_writer(folder: Path) -> float:
             torch.set_num_threads(threads)
     config.save_pretrained(folder)
     save_file({name: weight.contiguous() for name, weight in model.state_dict().items()}, folder / "model.safetensors")
-    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<begin>", eos_token="<end>")
+    make: Any = PreTrainedTokenizerFast
+    whole = make(tokenizer_object=tokenizer, bos_token="<begin>", eos_token="<end>")
     whole.save_pretrained(folder)
     return loss
 

@@ -37,9 +37,16 @@ def run(output: Output) -> int:
 def next_commands(document: dict[str, Any]) -> list[tuple[str, str]]:
     """Three commands and what they do; an installation for what is missing comes before what needs it."""
     torch = document["torch"] is not None
-    found = [("anytorch doctor", "what is wrong, and the command that fixes it" if torch else "the torch command for this machine")]
-    if torch or has("tokenizers", "numpy"):
+    found = [
+        (
+            "anytorch doctor",
+            "what is wrong, and the command that fixes it" if torch else "the torch command for this machine",
+        )
+    ]
+    if torch:
         found.append(("anytorch demo", "the devices, a search by meaning, a forecast and a sentence, within 20 s"))
+    elif has("tokenizers", "numpy"):
+        found.append(("anytorch embed FILE --search QUESTION", "the lines of a text file that are nearest in meaning"))
     else:
         found.append(("pip install 'anytorch[embed,minilm]'", "embeddings, a search by meaning"))
     if has("fastapi", "uvicorn"):

@@ -3,8 +3,8 @@
     anytorch/native/built/linux-x86_64/packed-avx512-<sources>.so        and beside them manifest.json: their hashes
 
 A carried library is loaded when it was compiled from the very sources, flags and level that are asked for; an edited source,
-or a level that the wheel has not, is compiled on first use as in a clone, which carries nothing. The hash finds damage (a full
-disk, a broken copy) before it ends the process. Who owns the file does not matter here, other than in the cache
+or a level that the wheel has not, is compiled on first use as in a clone, which carries nothing. The hash finds damage (a
+full disk, a broken copy) before it ends the process. Who owns the file does not matter here, other than in the cache
 (`trust`): whoever can write to the package's folder can change its Python code as well.
 """
 

@@ -122,8 +122,8 @@ def compile_library(compiler: Compiler, sources: Sequence[Path], flags: Sequence
     link = [*compiler.command, "-shared", *(["-pthread"] if sys.platform != "win32" else []), "-o", str(target)]
     _run_all(commands, _environment(compiler))
     if compiler.is_zig and sys.platform == "linux":
-        # zig compiles its C++ library, for a minute or two, before it links with it for the first time. A generated kernel needs
-        # nothing of it, and what it needs of the C library is in this process: whether that is enough, loading tells.
+        # zig compiles its C++ library, for a minute or two, before it links with it for the first time. A generated kernel
+        # needs nothing of it, and what it needs of the C library is in this process: whether that is enough, loading tells.
         _run_all([[*link, "-nostdlib", *map(str, objects)]], _environment(compiler))
         try:
             ctypes.CDLL(str(target))

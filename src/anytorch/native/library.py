@@ -1,4 +1,4 @@
-"""Shared libraries: carried by the wheel, or built once per source, compiler and level in the cache folder, then only loaded.
+"""Shared libraries: carried by the wheel, or built once per source, compiler and level in the cache folder.
 
     <cache>/native/<name>-<level>-<sources>-<compiler>.so       and beside it .so.sha256, its hash
 

@@ -40,7 +40,13 @@ class _Weight(ctypes.Structure):  # mirrors `struct Weight` of cpp/linear.cpp
 class _OpenMP(ctypes.Structure):  # mirrors `struct OpenMP` of cpp/linear.cpp
     _fields_ = tuple(
         (name, ctypes.c_void_p)
-        for name in ("omp_get_max_threads", "omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier", "GOMP_parallel")
+        for name in (
+            "omp_get_max_threads",
+            "omp_get_thread_num",
+            "omp_get_num_threads",
+            "GOMP_barrier",
+            "GOMP_parallel",
+        )
     )
 
 
