@@ -10,16 +10,17 @@ NAME   ?= info_startup
 SERVE  ?=
 TARGET ?= all
 SECONDS ?= 60
+SIGN ?=
 
 # PyPI's torch for Linux is the CUDA build; the CPU build comes from PyTorch's own index. A machine that is set up to find torch
 # elsewhere (find-links) is left alone. For a CUDA build: make run TORCH_INDEX='--extra-index-url .../whl/cu130'
 TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 2>/dev/null | grep -q find-links || echo '--extra-index-url https://download.pytorch.org/whl/cpu')
 
 # What a test run must find; a missing one fails instead of being skipped (tests/conftest.py).
-export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium,compiler,triton,node,minilm
+export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium,compiler,triton,node,minilm,zig
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-cpus coverage test-all fuzz test-device test-webgpu-full check lint types bench docs format clean debian
+.PHONY: help run demo test test-cpus coverage test-all fuzz test-device test-webgpu-full check lint types bench docs format clean debian zig dist release
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -36,16 +37,16 @@ demo: $(STAMPS)/venv ## the devices of this machine, a small model on each of th
 
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -ra -q
 
-test: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the tests, in parallel, without the slow ones
+test: $(STAMPS)/dev $(STAMPS)/zig $(STAMPS)/debian $(STAMPS)/mesa ## the tests, in parallel, without the slow ones
 	@$(PYTEST) -m "not slow and not device"
 
 test-cpus: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the numeric tests as other CPUs compute: without AVX, AVX2, AVX-512 without VNNI
 	@$(BIN)/python tools/other_machines.py --jobs $(JOBS)
 
-coverage: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the same, and which lines no test runs (slower)
+coverage: $(STAMPS)/dev $(STAMPS)/zig $(STAMPS)/debian $(STAMPS)/mesa ## the same, and which lines no test runs (slower)
 	@$(PYTEST) -m "not slow and not device" --cov --cov-report=term:skip-covered
 
-test-all: $(STAMPS)/dev $(STAMPS)/fuzz $(STAMPS)/debian $(STAMPS)/mesa ## every test that needs no accelerator
+test-all: $(STAMPS)/dev $(STAMPS)/zig $(STAMPS)/fuzz $(STAMPS)/debian $(STAMPS)/mesa ## every test that needs no accelerator
 	@$(PYTEST) -m "not device"
 
 fuzz: $(STAMPS)/dev $(STAMPS)/fuzz $(STAMPS)/debian ## new inputs for the readers of files and the C++: make fuzz TARGET=safetensors SECONDS=600 (list, all)
@@ -79,6 +80,12 @@ bench: $(STAMPS)/dev ## run one comparison: make bench NAME=info_startup
 docs: $(STAMPS)/dev ## build the documentation into site/, strictly
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+dist: $(STAMPS)/dev $(STAMPS)/zig ## the source distribution, and wheels that carry compiled kernels for four platforms, into dist/
+	@JOBS=$(JOBS) $(BIN)/python tools/dist.py
+
+release: $(STAMPS)/dev $(STAMPS)/zig ## checks, dist/, an SBOM and checksums; SIGN=KEY signs them. Uploads nothing
+	@JOBS=$(JOBS) $(BIN)/python tools/release.py --sign "$(SIGN)"
+
 clean: ## remove what the other commands made
 	@rm -rf $(VENV) $(STAMPS) .cache site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
 
@@ -111,6 +118,15 @@ $(STAMPS)/dev: $(STAMPS)/venv compat/pyproject.toml
 $(STAMPS)/fuzz: $(STAMPS)/dev
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group fuzz
 	@touch $@
+
+# zig compiles the wheels' C++ for every platform. In a folder of its own, so that nothing else takes it for this machine's compiler.
+$(STAMPS)/zig: tools/carried_kernels.py $(STAMPS)/dev
+	@echo "anytorch: installing zig, which compiles the wheels' kernels" >&2
+	@rm -rf .cache/zig
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .cache/zig "$$($(BIN)/python tools/carried_kernels.py --zig)"
+	@touch $@
+
+zig: $(STAMPS)/zig
 
 # A C++ compiler builds our kernels and the mock devices; lavapipe is the software Vulkan driver that stands in for a GPU; Chromium
 # opens the web page, Node runs its tests. What is there already, from wherever, is not installed.

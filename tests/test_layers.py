@@ -97,7 +97,9 @@ LATE = {
     "anytorch.text.embed.tokens": "the compiled tokenizer is a library of its own, for encoders faster than the Rust one",
     "anytorch.serve.loaders": "forecasts and text need torch: it is loaded in a thread, after the page answers",
     "anytorch.cli.commands.*": "every `--help` builds a command's parser; what its work needs is loaded when it runs",
-    "anytorch.cli.main": "what tells a lack of memory from a bug is loaded when something has gone wrong",
+    "anytorch.cli.main": "what tells a lack of memory from a bug is loaded when something has gone wrong; the overview "
+    "of the machine when no command is named",
+    "anytorch.cli.demo_jobs": "each job needs packages of its own, and is shown where they are installed",
     "anytorch.cli.settings": "`anytorch --help` loads no device code; a back end is looked up only if one is configured",
     "anytorch.cli.describe": "choosing costs 3 ms that `anytorch info` pays only where a back end is configured",
     "anytorch.cli.output": "JSON and error text are made only by the answers that need them",

@@ -39,6 +39,7 @@ EXTRAS = {  # what needs an extra, and the packages that the extra brings
         "forecasts",
         frozenset({"torch", "numpy", "pandas", "safetensors", "huggingface_hub", "pyarrow", "matplotlib"}),
     ),
+    "generate": ("texts", frozenset({"torch", "numpy", "transformers", "tokenizers", "safetensors"})),
 }
 
 

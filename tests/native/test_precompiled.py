@@ -32,9 +32,9 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     run: list[str] = []
     real = compilers._run_all
 
-    def watched(wanted: list[list[str]]) -> None:
+    def watched(wanted: list[list[str]], environment: dict[str, str] | None) -> None:
         run.extend(" ".join(command) for command in wanted)
-        real(wanted)
+        real(wanted, environment)
 
     monkeypatch.setattr(compilers, "_run_all", watched)
     return run

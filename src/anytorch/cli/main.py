@@ -149,8 +149,11 @@ def _dispatch(arguments: list[str], output: Output) -> int:
         root = root_parser()
         root.parse_args(head)  # --help and --version end here
         if name is None:
-            root.print_help()
-            return 0
+            from anytorch.cli import welcome
+
+            _check_settings(output, "info", root.parse_args(head))
+            with output.kept_clean():
+                return welcome.run(output)
     check_command(name)
     parser = command_parser(name)
     options = parser.parse_args(tail)

@@ -56,7 +56,8 @@ class Output:
         from anytorch.probe.facts import as_json
 
         document = dumps(finite(as_json(value)), indent=2, ensure_ascii=False, default=str)
-        answer(self._document if self._held else sys.stdout, document)
+        # Written out at once: whoever started a service with --json waits for its first document, through a pipe.
+        answer(self._document if self._held else sys.stdout, f"{document}\n", end="")
 
     def text(self, line: str = "") -> None:
         """Print a line of the answer for people. Does nothing in JSON mode, where the document is the whole answer."""

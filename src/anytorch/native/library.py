@@ -1,4 +1,4 @@
-"""Shared libraries in the cache folder: built once per source, compiler and level, then only loaded.
+"""Shared libraries: carried by the wheel, or built once per source, compiler and level in the cache folder.
 
     <cache>/native/<name>-<level>-<sources>-<compiler>.so       and beside it .so.sha256, its hash
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import platform
 import shutil
 import sys
 import tempfile
@@ -23,13 +22,12 @@ from pathlib import Path
 
 from anytorch import logs, settings
 from anytorch.errors import CompilerFailed, CompilerMissing
-from anytorch.native import precompiled, simd, trust
-from anytorch.native.compiler import FLAGS, SHARED, Compiler, compile_library, find_compiler, only_builder
+from anytorch.native import carried, precompiled, simd, trust
+from anytorch.native.compiler import SHARED, Compiler, compile_library, find_compiler, only_builder
 
 log = logs.logger(__name__)
 
 SUFFIX = ".dll" if sys.platform == "win32" else ".so"
-HEADERS = (".h", ".hpp", ".inc")
 FOLDER = "native"  # of the cache
 _loaded: dict[tuple[str, Path], ctypes.CDLL] = {}
 _lock = threading.Lock()
@@ -57,7 +55,7 @@ def load(
     flags: Sequence[str] = (),
     header: str | None = None,
 ) -> ctypes.CDLL:
-    """The library built from `sources` for a SIMD level (None: the best here), compiled now if it is not in the cache.
+    """The library built from `sources` for a SIMD level (None: the best here): the wheel's, the cache's, or compiled now.
 
     Header files beside the sources, and ours in native/code, count as part of them. `header` is one of ours that every
     source includes first and that is worth precompiling, because many libraries are compiled with it. Calls through the
@@ -91,10 +89,14 @@ def _open(path: Path, wanted: _Wanted) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as unusable:
-        # As it was built, but against a newer C library, on a machine that shares the cache.
-        log.warning("the cached library %s cannot be loaded (%s); it is built again", path, unusable)
+        # As it was built, but against a newer C library, on a machine that shares the cache; or carried by a wheel to a
+        # system that it is not for.
         try:
-            path.unlink(missing_ok=True)
+            if carried.is_carried(path):
+                carried.give_up(path, str(unusable))
+            else:
+                log.warning("the cached library %s cannot be loaded (%s); it is built again", path, unusable)
+                path.unlink(missing_ok=True)
             return ctypes.CDLL(str(_built(wanted)))
         except OSError as exc:
             raise CompilerFailed(
@@ -107,7 +109,9 @@ def _open(path: Path, wanted: _Wanted) -> ctypes.CDLL:
 def _built(wanted: _Wanted) -> Path:
     chosen = simd.level(wanted.level)
     flags = (*chosen.flags, *wanted.flags)
-    stem = f"{wanted.name}-{chosen.name}-{_digest(wanted.sources, flags)}"
+    stem = f"{wanted.name}-{chosen.name}-{carried.digest(wanted.sources, flags)}"
+    if (found := carried.find(stem, SUFFIX)) is not None:
+        return found
     cache = settings.cache_folder()
     # Two folders of one cache: the usual one, and this user's own where the usual one is somebody else's.
     folders = [cache / FOLDER, *([cache / f"{FOLDER}-{os.geteuid()}"] if hasattr(os, "geteuid") else [])]
@@ -154,7 +158,7 @@ def _build(wanted: _Wanted, compiler: Compiler, level: str, flags: tuple[str, ..
         folder = trust.own_folder(path.parent.parent, FOLDER)
         path = folder / path.name
         if wanted.header is not None:
-            digest = f"{_digest([SHARED / wanted.header], flags)}-{_short(compiler.identity)}"
+            digest = f"{carried.digest([SHARED / wanted.header], flags)}-{_short(compiler.identity)}"
             ready = precompiled.flags_of(wanted.header, f"{level}-{digest}", compiler, flags, folder)
         with only_builder(path.with_suffix(".lock")):
             if path.exists() and not trust.refusal(path):  # another process was faster
@@ -201,19 +205,6 @@ def _remove_left_overs(path: Path) -> None:
     for folder in path.parent.glob(f".{path.stem}.*"):
         if folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _digest(sources: Sequence[Path], flags: Sequence[str]) -> str:
-    if not sources:
-        raise ValueError("a native library needs at least one source file")
-    folders = {SHARED, *(source.parent for source in sources)}
-    headers = {one for folder in folders for one in folder.iterdir() if one.suffix in HEADERS}
-    parts = [platform.machine(), sys.platform, *FLAGS, *flags]
-    digest = hashlib.sha256("\0".join(parts).encode())
-    for path in [*sources, *sorted(headers)]:
-        digest.update(f"\0{path.name}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,5 @@
-"""`anytorch demo`: the devices of this machine, then a small real model trained on each usable one."""
+"""`anytorch demo`: the devices of this machine, a small real model trained on each usable one, then a search by meaning, a
+forecast and a sentence."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from anytorch import __version__
+from anytorch.cli import demo_jobs
 from anytorch.cli.describe import device_json, devices_shown, would_use
 from anytorch.cli.output import Output
 from anytorch.cli.requests import check_cache, named_device
@@ -36,6 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", default="all", metavar="DEVICE", help="one device, or all usable ones (the default)"
     )
     parser.add_argument("--iterations", type=int, default=20, metavar="N", help="timed training steps (default: 20)")
+    parser.add_argument("--skip-jobs", action="store_true", help="leave out the search, the forecast and the sentence")
     parser.add_argument(
         "--skip-persistent",
         action="store_true",
@@ -62,6 +65,9 @@ def run(options: argparse.Namespace, output: Output) -> int:
     expected, why = would_use(usable, found.reasons)
     output.text(f"  would use: {expected or 'nothing'}" + (f"; {why}" if why else ""))
     results = [trained(device, options.iterations, output) for device in chosen]
+    if not output.json:
+        show(results, output, options.iterations)
+    jobs = {} if options.skip_jobs else demo_jobs.show(output)
     if output.json:
         output.data(
             {
@@ -69,11 +75,12 @@ def run(options: argparse.Namespace, output: Output) -> int:
                 "devices": [device_json(device) for device in found.devices],
                 "iterations": options.iterations,
                 "results": results,
+                "jobs": jobs,
                 "warnings": warnings,
             }
         )
     else:
-        show(results, output, options.iterations)
+        what_next(output)
     if not options.skip_persistent:
         output.note(PERSISTENT)
     return 1 if any(result["error"] for result in results) else 0
@@ -134,6 +141,9 @@ def show(results: Sequence[dict[str, Any]], output: Output, iterations: int) -> 
     output.heading(f"learning to sort digits ({model}; {counted(iterations, 'step')})")
     output.table(columns, rows)
     output.text("  checked first: loss and gradients of the first step agree with fp64 on the CPU")
+
+
+def what_next(output: Output) -> None:
     output.heading("what next")
     output.pairs(
         [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from anytorch.cli.output import Output
 from anytorch.counts import counted
@@ -56,6 +57,7 @@ def examine(options: argparse.Namespace, output: Output) -> int:
                     "autoload_error": report.autoload_error if report else "",
                     "advice": as_json(advise(hardware)),
                 },
+                "native": native_code(),
                 "problems": list(hardware.problems),
             }
         )
@@ -77,7 +79,34 @@ def examine(options: argparse.Namespace, output: Output) -> int:
         output.text(f"usable devices: {', '.join(usable) or 'none'}")
     else:
         output.note("no device was tried (--no-probe)")
+    output.text(native_words(native_code()))
     return 1 if wrong else 0
+
+
+def native_code() -> dict[str, Any]:
+    """Where our C++ comes from here: `carried` by the wheel, or made by `compiler`; either may be None."""
+    from anytorch.errors import CompilerMissing
+    from anytorch.native.carried import description
+    from anytorch.native.compiler import find_compiler
+
+    found: dict[str, Any] = {"carried": description(), "compiler": None, "package": False, "hint": ""}
+    try:
+        compiler = find_compiler()
+        found.update(compiler=" ".join(compiler.command), package=compiler.is_packaged)
+    except CompilerMissing as missing:
+        found.update(hint=f"{missing.message}; {missing.hint}")
+    return found
+
+
+def native_words(found: dict[str, Any]) -> str:
+    carried, compiler = found["carried"], found["compiler"]
+    by = f"{compiler}{' of the package ziglang' if found['package'] else ''}"
+    if carried is None:
+        return f"C++ kernels: compiled on first use by {by}" if compiler else f"C++ kernels: none; {found['hint']}"
+    came = f"C++ kernels: {carried['libraries']} came with the package"
+    if compiler:
+        return f"{came}; kernel graphs are compiled by {by}"
+    return f"{came}; kernel graphs on the CPU need a compiler: pip install 'anytorch[compiler]'"
 
 
 def shortened(evidence: str) -> str:

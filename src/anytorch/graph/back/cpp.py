@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from anytorch import logs, native, settings
+from anytorch.errors import CompilerMissing
 from anytorch.files import replace_file
 from anytorch.graph.back import saving
 from anytorch.graph.back.compiling import patient_pool
@@ -22,6 +23,7 @@ from anytorch.graph.emit.flat import flattened
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.emit.sharing import sizes_of
 from anytorch.graph.loops import Kernel
+from anytorch.native.compiler import find_compiler
 
 log = logs.logger(__name__)
 
@@ -115,5 +117,12 @@ def _pool(cache: Path, level: str | None) -> Any:
 
 
 def ready() -> None:
-    """Raise NativeUnavailable unless C++ can be compiled here."""
-    _pool(settings.cache_folder(), settings.get("simd"))
+    """Raise NativeUnavailable unless C++ can be compiled here, or was before."""
+    cache = settings.cache_folder()
+    _pool(cache, settings.get("simd"))
+    try:
+        find_compiler()
+    except CompilerMissing:
+        # The pool may have come with the package. What an earlier compiler has made still runs.
+        if not any(cache.glob(f"native*/graph-{native.level().name}-*")):
+            raise

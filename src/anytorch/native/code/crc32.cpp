@@ -7,10 +7,26 @@
 #define API extern "C" __attribute__((visibility("default")))
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #define FAST __attribute__((target("pclmul,sse4.1")))
 
-static bool is_fast() { return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"); }
+// Asked of the processor itself: __builtin_cpu_supports needs a table that not every compiler's runtime has (zig's has none).
+struct Processor {
+  bool fast = false, wide = false;
+  Processor() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return;
+    fast = (c >> 1 & 1) && (c >> 19 & 1);  // PCLMULQDQ, SSE4.1
+    if (!(c >> 27 & 1)) return;            // OSXSAVE: else nobody can say which registers the system keeps
+    unsigned low, high;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    const bool keeps_wide = (low & 0xe6) == 0xe6;
+    wide = keeps_wide && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b >> 16 & 1) && (c >> 10 & 1);  // AVX512F, VPCLMULQDQ
+  }
+};
+static const Processor processor;
+static bool is_fast() { return processor.fast; }
 
 FAST static inline __m128i load(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 
@@ -23,7 +39,7 @@ FAST static uint32_t finish(__m128i a, const uint8_t* p, size_t n);
 
 #if __GNUC__ >= 10 || __clang_major__ >= 8  // GCC 9 has no _mm512_zextsi128_si512
 #define WIDE __attribute__((target("pclmul,sse4.1,avx512f,vpclmulqdq")))
-static bool is_wide() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"); }
+static bool is_wide() { return processor.wide; }
 
 WIDE static inline __m512i fold(__m512i x, __m512i k, __m512i next) {
   return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(x, k, 0x00), _mm512_clmulepi64_epi128(x, k, 0x11), next, 0x96);

@@ -6,10 +6,17 @@ INLINE vi fill_int(int32_t x) { return x - vi{}; }
 
 // sum + a.low * b.low + a.high * b.high in every lane; `a` holds one pair in all lanes.
 INLINE vi multiply_pairs(vi sum, vi a, vi b) {
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) && defined(__clang__)
+  // By name: clang makes a product and an addition of the intrinsic, which is sooner done once, and 1.4 times as slow in a tile.
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+#elif defined(__AVX512VNNI__)
   return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
 #elif defined(__AVX512BW__)
   return sum + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__) && defined(__clang__)
+  asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+  return sum;
 #elif defined(__AVXVNNI__)
   return (vi)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
 #elif defined(__AVX2__)

@@ -14,11 +14,9 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <vector>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -42,6 +40,17 @@ struct Weight {  // mirrored by kernels/cpp.py
     int32_t x_top;             // largest integer an input may become
     float unit;                // what one integer step is worth, before scale
     float tensor_scale;
+};
+
+// torch's own OpenMP, whose functions kernels/cpp.py finds and gives us: so the same threads compute, whichever compiler built
+// this file and wherever it did. A second OpenMP would fight the first for the cores, and pragmas tie a library to the OpenMP
+// of its compiler. Without it, one thread computes.
+struct OpenMP {  // mirrored by kernels/cpp.py
+    int (*max_threads)();    // omp_get_max_threads
+    int (*thread_number)();  // omp_get_thread_num
+    int (*team_size)();      // omp_get_num_threads
+    void (*barrier)();       // GOMP_barrier
+    void (*parallel)(void (*)(void *), void *, unsigned threads, unsigned flags);  // GOMP_parallel
 };
 
 namespace {
@@ -547,21 +556,38 @@ void interleave(const int16_t *rows, int64_t padded, int32_t *panel) {
     *out = sum;
 }
 
+OpenMP openmp = {};
+
 int thread_count(int64_t tasks) {
-#ifdef _OPENMP
-    return int(std::max<int64_t>(1, std::min<int64_t>(omp_get_max_threads(), tasks)));
-#else
-    (void)tasks;
-    return 1;
-#endif
+    if (!openmp.parallel) return 1;
+    return int(std::max<int64_t>(1, std::min<int64_t>(openmp.max_threads(), tasks)));
 }
 
-inline int thread_number() {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
+// One of the threads that do a piece of work together.
+struct Member {
+    int number, team;
+
+    // This thread's share of `count` items, in one piece; returns when all threads have done theirs.
+    template <typename Body>
+    void share(int64_t count, Body &&body) const {
+        const int64_t each = count / team, more = count % team;
+        const int64_t first = number * each + std::min<int64_t>(number, more);
+        const int64_t last = first + each + (number < more);
+        for (int64_t i = first; i < last; i++) body(i);
+        if (team > 1) openmp.barrier();
+    }
+};
+
+// Calls body(member) on that many threads, or fewer where OpenMP has no more; returns when all have returned.
+template <typename Body>
+void together(int threads, Body &&body) {
+    if (threads <= 1) return body(Member{0, 1});
+    openmp.parallel(
+        [](void *given) {
+            const Member member = {openmp.thread_number(), openmp.team_size()};
+            (*static_cast<std::remove_reference_t<Body> *>(given))(member);
+        },
+        &body, unsigned(threads), 0);
 }
 
 // Room for every thread of a parallel region, each one's on cache lines of its own. It is allocated before the region begins:
@@ -588,14 +614,17 @@ public:
     }
 
     template <typename T>
-    T *get(int64_t at) const {
-        return reinterpret_cast<T *>(start + thread_number() * stride + at);
+    T *get(int64_t at, Member member) const {
+        return reinterpret_cast<T *>(start + member.number * stride + at);
     }
 };
 
 constexpr int NO_DOT = 1, NO_MEMORY = 2;  // what a call returns; mirrored by kernels/cpp.py
 
 }  // namespace
+
+// The OpenMP to compute with from now on. Call it before the other functions, from one thread.
+EXPORT void quant_use_openmp(const OpenMP *functions) { openmp = *functions; }
 
 // The groups a 32-byte block of codes holds for `dot`; 0: this format is for `panel` alone.
 EXPORT int dot_split_of(const Weight *w) {
@@ -655,41 +684,29 @@ EXPORT int quant_linear(const Weight *weight, const float *x, int64_t m, const f
     const int64_t rows_at = scratch.place<int16_t>(size.padded);
 #endif
     scratch.allocate(threads);
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads)
-#endif
-    {
-#ifdef _OPENMP
-#pragma omp for schedule(static)
-#endif
-        for (int64_t i = 0; i < m; i++) {
+    together(threads, [&](Member member) {
+        member.share(m, [&](int64_t i) {
             int16_t *row = integers + i * size.padded;
             steps[i] = round_row(x + i * w.columns, w.columns, size.padded, w.x_top, row);
             if (w.offset) add_up(w, size, row, sums + i * size.groups);
             if (kind == 0) arrange(w, dot_padded, row, arranged + i * dot_padded);
-        }
+        });
 #if defined(__AVX2__)
-        if (kind == 1) {
-#ifdef _OPENMP
-#pragma omp for schedule(static)
-#endif
-            for (int64_t t = 0; t < tiles; t++)
+        if (kind == 1)
+            member.share(tiles, [&](int64_t t) {
                 tile(integers + t * tile_rows * size.padded, m - t * tile_rows, tile_rows, size.padded,
                      arranged + t * tile_rows * size.padded);
-        }
+            });
 #endif
-        float *scale = scratch.get<float>(scale_at), *offset = scratch.get<float>(offset_at);
-        float *row_scale = scratch.get<float>(row_scale_at), *row_offset = scratch.get<float>(row_offset_at);
-        [[maybe_unused]] float *acc = scratch.get<float>(acc_at);
+        float *scale = scratch.get<float>(scale_at, member), *offset = scratch.get<float>(offset_at, member);
+        float *row_scale = scratch.get<float>(row_scale_at, member), *row_offset = scratch.get<float>(row_offset_at, member);
+        [[maybe_unused]] float *acc = scratch.get<float>(acc_at, member);
         const float *offsets = w.offset ? offset : nullptr;
-        int16_t *rows = scratch.get<int16_t>(rows_at);
+        int16_t *rows = scratch.get<int16_t>(rows_at, member);
 #if defined(__AVX2__)
-        int32_t *panel = scratch.get<int32_t>(panel_at);
+        int32_t *panel = scratch.get<int32_t>(panel_at, member);
 #endif
-#ifdef _OPENMP
-#pragma omp for schedule(static)
-#endif
-        for (int64_t task = 0; task < blocks * cuts; task++) {
+        member.share(blocks * cuts, [&](int64_t task) {
             const int64_t block = task / cuts, m0 = (task % cuts) * share, m1 = std::min(m, m0 + share);
             const int64_t r0 = block * width, count = std::min(width, w.rows - r0);
             for (int64_t r = 0; r < width; r++)
@@ -713,7 +730,7 @@ EXPORT int quant_linear(const Weight *weight, const float *x, int64_t m, const f
                     for (int j = 0; j < mr; j++) finish(i + j, acc + j * 8);
                     i += mr;
                 }
-                continue;
+                return;
             }
             for (int64_t part = 0; part < NR; part += 8) {
                 for (int64_t r = 0; r < 8; r++)
@@ -741,8 +758,8 @@ EXPORT int quant_linear(const Weight *weight, const float *x, int64_t m, const f
             (void)finish;
             (void)offsets;
 #endif
-        }
-    }
+        });
+    });
     return 0;
 } catch (const std::exception &) {  // bad_alloc, or length_error for more than could ever be had
     return NO_MEMORY;
@@ -762,15 +779,9 @@ EXPORT int quant_unpack(const Weight *weight, int64_t first, int64_t count, floa
     Scratch scratch;
     const int64_t row_at = scratch.place<float>(w.row_bytes * per_byte);
     scratch.allocate(threads);
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads)
-#endif
-    {
-        float *row = scratch.get<float>(row_at);
-#ifdef _OPENMP
-#pragma omp for schedule(static)
-#endif
-        for (int64_t r = 0; r < count; r++) {
+    together(threads, [&](Member member) {
+        float *row = scratch.get<float>(row_at, member);
+        member.share(count, [&](int64_t r) {
             const uint8_t *codes = w.codes + (first + r) * w.row_bytes;
             if (w.bits == 8)
                 for (int64_t k = 0; k < w.row_bytes; k++) row[k] = float(int8_t(codes[k]));
@@ -788,8 +799,8 @@ EXPORT int quant_unpack(const Weight *weight, int64_t first, int64_t count, floa
                 if (w.offset)
                     for (int64_t k = g * size; k < end; k++) to[k] += offset;
             }
-        }
-    }
+        });
+    });
     return 0;
 } catch (const std::exception &) {
     return NO_MEMORY;

@@ -1,6 +1,7 @@
 """Our C++ kernels for the CPU: packed weights times 16-bit inputs, without unpacking the weight in memory.
 
-The library is compiled once by `anytorch.native`. With GCC it shares torch's OpenMP threads; elsewhere it runs on one.
+The library comes from `anytorch.native`. It computes on the threads of torch's own OpenMP where that is GCC's, which we find
+and hand over as addresses; elsewhere on one thread.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from anytorch import native, settings
-from anytorch.errors import CompilerFailed, NativeUnavailable, OutOfMemory
+from anytorch.errors import NativeUnavailable, OutOfMemory
 from anytorch.quant.formats import Format
 from anytorch.quant.kernels.base import Kernel, Prepared
 from anytorch.quant.tensor import QuantTensor
@@ -36,16 +37,26 @@ class _Weight(ctypes.Structure):  # mirrors `struct Weight` of cpp/linear.cpp
     )
 
 
+class _OpenMP(ctypes.Structure):  # mirrors `struct OpenMP` of cpp/linear.cpp
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in (
+            "omp_get_max_threads",
+            "omp_get_thread_num",
+            "omp_get_num_threads",
+            "GOMP_barrier",
+            "GOMP_parallel",
+        )
+    )
+
+
 @lru_cache(maxsize=8)
 def _library(cache: Path, level: str | None) -> Any:
     """The compiled library. Keyed by what decides which file it is, so that a changed setting is noticed."""
-    openmp = _share_torchs_threads()
-    try:
-        library = native.load("quant", [SOURCE], level=level, flags=["-fopenmp"] if openmp else [])
-    except CompilerFailed:
-        if not openmp:
-            raise
-        library = native.load("quant", [SOURCE], level=level)  # a compiler whose OpenMP is not GCC's
+    library = native.load("quant", [SOURCE], level=level)
+    library.quant_use_openmp.argtypes = [ctypes.POINTER(_OpenMP)]
+    library.quant_use_openmp.restype = None
+    library.quant_use_openmp(ctypes.byref(_openmp_of_torch()))
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     library.quant_linear.argtypes = [pointer, pointer, integer, pointer, pointer, ctypes.c_int]
     library.quant_linear.restype = ctypes.c_int
@@ -70,15 +81,14 @@ def _trouble(cache: Path, level: str | None) -> str:
     return ""
 
 
-def _share_torchs_threads() -> bool:
-    """Make torch's own OpenMP visible to libraries loaded later. A second copy would fight it for the cores."""
+def _openmp_of_torch() -> _OpenMP:
+    """The functions of torch's own OpenMP; null pointers where it has none of GCC's, and one thread computes."""
     if sys.platform != "linux":
-        return False
-    found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-    if not found:
-        return False
-    ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_GLOBAL)
-    return True
+        return _OpenMP()
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
+        runtime = ctypes.CDLL(str(path))  # torch has loaded it: this is another name for the same one
+        return _OpenMP(*(ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name, _ in _OpenMP._fields_))
+    return _OpenMP()
 
 
 @lru_cache(maxsize=32)

@@ -38,7 +38,7 @@ INLINE void whole_tile(const int32_t* a, long stride, const int32_t* b, int word
   const int32_t* rows[POINTERS];
 #pragma GCC unroll 4
   for (int i = 0; i < POINTERS; i++) rows[i] = a + 3 * i * stride;
-#pragma GCC unroll 2
+#pragma GCC unroll AT_ONCE
   for (int k = 0; k < words; k++) {
     vi column[NV];
 #pragma GCC unroll 4

@@ -6,7 +6,27 @@
 #include <new>
 #if defined(__linux__)
 #include <sys/mman.h>
+#elif defined(_WIN32)
+#include <malloc.h>
 #endif
+
+// nullptr where there is no memory.
+inline void* aligned_memory(size_t bytes, size_t alignment) {
+#if defined(_WIN32)
+  return _aligned_malloc(bytes, alignment);
+#else
+  void* p = nullptr;
+  return posix_memalign(&p, alignment, bytes) == 0 ? p : nullptr;
+#endif
+}
+
+inline void free_aligned(void* p) {
+#if defined(_WIN32)
+  _aligned_free(p);
+#else
+  free(p);
+#endif
+}
 
 template <class T>
 class Block {
@@ -18,23 +38,23 @@ class Block {
   Block(Block&& other) noexcept : data_(other.data_), count_(other.count_) { other.data_ = nullptr, other.count_ = 0; }
   Block& operator=(Block&& other) noexcept {
     if (this != &other) {
-      free(data_);
+      free_aligned(data_);
       data_ = other.data_, count_ = other.count_;
       other.data_ = nullptr, other.count_ = 0;
     }
     return *this;
   }
-  ~Block() { free(data_); }
+  ~Block() { free_aligned(data_); }
 
   // Forgets the contents when it grows; all zero then.
   void resize(size_t count) {
-    free(data_);
+    free_aligned(data_);
     data_ = nullptr, count_ = 0;
     if (count == 0) return;
     size_t bytes = (count * sizeof(T) + 63) / 64 * 64 + 64;  // one line more: the last vector may read past the end
     const size_t large = size_t(2) << 20;
-    void* p = nullptr;
-    if (posix_memalign(&p, bytes >= large ? large : 64, bytes) != 0) throw std::bad_alloc();
+    void* p = aligned_memory(bytes, bytes >= large ? large : 64);
+    if (!p) throw std::bad_alloc();
 #if defined(__linux__)
     if (bytes >= large) madvise(p, bytes, MADV_HUGEPAGE);
 #endif

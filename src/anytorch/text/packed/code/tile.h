@@ -16,7 +16,7 @@ INLINE void tile(const float* a, long lda, const float* b, long ldb, int depth, 
   const float* rows[POINTERS];
 #pragma GCC unroll 4
   for (int i = 0; i < POINTERS; i++) rows[i] = a + 3 * i * lda;
-#pragma GCC unroll 2
+#pragma GCC unroll AT_ONCE
   for (int k = 0; k < depth; k++) {
     vf column[NV];
 #pragma GCC unroll 4
