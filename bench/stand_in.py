@@ -33,8 +33,9 @@ def train(name: str) -> tuple[float, list[float]]:
     losses = []
     began = 0.0
     for step in range(WARM + STEPS):
-        # Python has specialised the loop by now: entering the stand-in changes classes, once per program.
-        if step == WARM:
+        if (
+            step == WARM
+        ):  # Python has specialised the loop by now: entering the stand-in changes classes, once per program
             began = time.process_time()
         x, y = (one.to(device) for one in data[step % len(data)])
         optimizer.zero_grad()
