@@ -275,7 +275,9 @@ class Rewriter(cst.CSTTransformer):
             return self._put(original, found, "the device of whatever vendor")
         if keyword == "default" and found is not None:  # of an option
             return self._put(
-                original, KIND if found == DEVICE else f'f"{{{KIND}}}{original.evaluated_value[4:]}"', "the default"
+                original,
+                KIND if found == DEVICE else f'f"{{{KIND}}}{str(original.evaluated_value)[4:]}"',
+                "the default",
             )
         self._leave(original, "an argument whose use is not known")
         return updated
@@ -378,8 +380,9 @@ class Rewriter(cst.CSTTransformer):
 def _is_format_of_a_device(node: cst.Call) -> bool:
     """True for `"cuda:{}".format(n)`."""
     func = node.func
-    formats = isinstance(func, cst.Attribute) and func.attr.value == "format" and len(node.args) == 1
-    return formats and _text_of(func.value) == f"{NAME}:{{}}"
+    if not isinstance(func, cst.Attribute) or func.attr.value != "format" or len(node.args) != 1:
+        return False
+    return _text_of(func.value) == f"{NAME}:{{}}"
 
 
 def _is_number(node: cst.BaseExpression) -> bool:
