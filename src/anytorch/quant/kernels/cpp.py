@@ -37,17 +37,11 @@ class _Weight(ctypes.Structure):  # mirrors `struct Weight` of cpp/linear.cpp
     )
 
 
+OPENMP = ("omp_get_max_threads", "omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier", "GOMP_parallel")
+
+
 class _OpenMP(ctypes.Structure):  # mirrors `struct OpenMP` of cpp/linear.cpp
-    _fields_ = tuple(
-        (name, ctypes.c_void_p)
-        for name in (
-            "omp_get_max_threads",
-            "omp_get_thread_num",
-            "omp_get_num_threads",
-            "GOMP_barrier",
-            "GOMP_parallel",
-        )
-    )
+    _fields_ = tuple((name, ctypes.c_void_p) for name in OPENMP)
 
 
 @lru_cache(maxsize=8)
@@ -87,7 +81,7 @@ def _openmp_of_torch() -> _OpenMP:
         return _OpenMP()
     for path in sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*")):
         runtime = ctypes.CDLL(str(path))  # torch has loaded it: this is another name for the same one
-        return _OpenMP(*(ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name, _ in _OpenMP._fields_))
+        return _OpenMP(*(ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in OPENMP))
     return _OpenMP()
 
 
