@@ -121,9 +121,10 @@ $(STAMPS)/fuzz: $(STAMPS)/dev
 
 # zig compiles the wheels' C++ for every platform. In a folder of its own, so that nothing else takes it for this machine's compiler.
 $(STAMPS)/zig: tools/carried_kernels.py $(STAMPS)/dev
-	@echo "anytorch: installing zig, which compiles the wheels' kernels" >&2
+	@echo "anytorch: installing zig, which compiles the wheels' kernels (and first its own C++ library: a minute)" >&2
 	@rm -rf .cache/zig
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .cache/zig "$$($(BIN)/python tools/carried_kernels.py --zig)"
+	@$(BIN)/python tools/carried_kernels.py linux-x86_64 --warm
 	@touch $@
 
 zig: $(STAMPS)/zig

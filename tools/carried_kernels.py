@@ -165,6 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("platform", nargs="?", choices=[*PLATFORMS, "all"])
     parser.add_argument("--zig", action="store_true", help="print which zig compiles the wheels, for pip to install")
+    parser.add_argument("--warm", action="store_true", help="let zig compile its C++ library now: a minute, once")
     parser.add_argument("--output", type=Path, default=ROOT / ".cache" / "carried")
     parser.add_argument("--level", action="append", help="only these SIMD levels, for a quick build")
     parser.add_argument("--jobs", type=int, default=1)
@@ -174,6 +175,12 @@ def main() -> None:
         return
     if options.platform is None:
         parser.error("name a platform")
+    if options.warm:
+        library = carried.Fixed("graph-pool", ("graph/emit/code/pool.cpp",))
+        with tempfile.TemporaryDirectory() as folder:
+            job = Job(library.name, library.paths(), library.flags)
+            compile_one(find_zig(), PLATFORMS[options.platform], job, Path(folder) / "warm")
+        return
     for name in PLATFORMS if options.platform == "all" else [options.platform]:
         folder = build(PLATFORMS[name], options.output, levels=options.level, workers=options.jobs)
         sizes = [path.stat().st_size for path in folder.iterdir()]
