@@ -22,9 +22,7 @@ from anytorch.native.compiler import SHARED, Compiler, compile_header, only_buil
 log = logs.logger(__name__)
 
 OF_GCC = b"gpch"  # how a precompiled header of GCC begins
-_without: set[tuple[str, tuple[str, ...]]] = (
-    set()
-)  # compilers and flags where it did not work: said once, not tried again
+_without: set[tuple[str, tuple[str, ...]]] = set()  # compilers and flags that it did not work with: not tried again
 
 
 def flags_of(header: str, version: str, compiler: Compiler, flags: Sequence[str], native: Path) -> tuple[str, ...]:
