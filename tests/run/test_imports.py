@@ -40,9 +40,23 @@ def test_flash_attention(cuda: Any, fresh_ledger: Any) -> None:
     with pytest.raises(CannotStandIn, match="alibi_slopes") as told:
         flash_attn_func(q, k, v, alibi_slopes=cuda.ones(4))
     assert __file__ in str(told.value)
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("flash_attn.layers.rotary")
+    with pytest.raises(ModuleNotFoundError, match="flash_attn_func and its like"):
+        import flash_attn.layers.rotary  # noqa: F401
+    with pytest.raises(ImportError, match="flash_attn_with_kvcache") as told:
+        from flash_attn import flash_attn_with_kvcache  # noqa: F401
+    assert f"{__file__}:" in str(told.value) and not hasattr(sys.modules["flash_attn"], "flash_attn_with_kvcache")
     assert "flash_attn, as scaled_dot_product_attention" in fresh_ledger.redirected
+
+
+def test_padding(cuda: Any) -> None:
+    from flash_attn.bert_padding import pad_input, unpad_input
+
+    states = cuda.arange(24.0, device="cuda").view(2, 4, 3)
+    mask = cuda.tensor([[1, 1, 0, 0], [1, 1, 1, 1]], device="cuda")
+    rows, indices, ends, longest, used = unpad_input(states, mask)
+    assert indices.tolist() == [0, 1, 4, 5, 6, 7] and ends.tolist() == [0, 2, 6] and longest == 4
+    assert used.tolist() == [2, 4] and ends.dtype == cuda.int32
+    assert cuda.equal(pad_input(rows, indices, 2, 4), states * mask[..., None])
 
 
 def test_xformers(cuda: Any) -> None:

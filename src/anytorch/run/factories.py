@@ -97,7 +97,13 @@ def _wrap(plain: Any, label: str, place: Place, ledger: Ledger, marks: Marks, *,
             ledger.ignore("pin_memory=True")
             kwargs["pin_memory"] = False
             return marks.pinned.add(plain(*args, **kwargs))
-        elif host and fresh and not compiling() and not marks.by_default and not modes() and program_asks(2):
+        elif (
+            host
+            and fresh
+            and not compiling()
+            and program_asks(2)
+            and not (marks.default_is_cuda() if modes() else marks.by_default)
+        ):
             made = plain(*args, **kwargs)
             return marks.on_host.add(made) if type(made) is torch.Tensor else made
         return plain(*args, **kwargs)

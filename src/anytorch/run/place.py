@@ -153,6 +153,20 @@ class Place:
     def synchronize(self, index: int | None = None) -> None:
         self.backend.synchronize(self.indices[self.current if index is None else index])
 
+    def start_timing(self) -> None:
+        """Add up the device's working time from now on, where it has a clock for that."""
+        if self.has("start_timing"):
+            self.module.start_timing()
+
+    def device_seconds(self) -> float | None:
+        """How long the device worked: all threads of the CPU, or by the device's own clock; None where it has none."""
+        if self.host:
+            return time.process_time()
+        if not self.has("device_seconds"):
+            return None
+        seconds: float | None = self.module.device_seconds()
+        return seconds
+
     def has(self, name: str) -> bool:
         """Does the device's own module have a function or class of that name?"""
         return not self.host and callable(getattr(self.module, name, None))

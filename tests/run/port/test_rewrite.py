@@ -47,6 +47,10 @@ def ported(line: str) -> str:
         ('d = torch.device("cuda")', "d = accelerator"),
         ('d = torch.device("cuda", rank)', "d = torch.device(accelerator.type, rank)"),
         ('d = torch.device(f"cuda:{rank}")', "d = torch.device(accelerator.type, rank)"),
+        (
+            'd = f"cuda:{rank % torch.cuda.device_count()}"',
+            'd = f"{accelerator.type}:{rank % torch.accelerator.device_count()}"',
+        ),
         ('d = torch.device("cuda" if torch.cuda.is_available() else "cpu")', "d = torch.device(accelerator)"),
         ('d = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")', "d = accelerator"),
         ('d = "cuda" if torch.cuda.is_available() else "cpu"', "d = accelerator.type"),

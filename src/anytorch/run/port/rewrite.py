@@ -294,7 +294,7 @@ class Rewriter(cst.CSTTransformer):
     def leave_FormattedString(
         self, original_node: cst.FormattedString, updated_node: cst.FormattedString
     ) -> cst.BaseExpression:
-        found = _device_of(original_node)
+        found = _device_of(updated_node)  # with what was rewritten inside of it
         parent: Any = self.get_metadata(ParentNodeProvider, original_node)
         if found is None:
             return updated_node
@@ -308,7 +308,7 @@ class Rewriter(cst.CSTTransformer):
             ):
                 return self._put(original_node, found, "the device of whatever vendor")
         if isinstance(parent, (cst.Assign, cst.AnnAssign)):
-            number = _code(original_node.parts[1])
+            number = _code(updated_node.parts[1])
             return self._put(original_node, f'f"{{{KIND}}}:{number}"', "the accelerator's type")
         self._leave(original_node, "a text whose use is not known")
         return updated_node
