@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "tests" / "run" / "programs"
 DISTRIBUTED = ("ddp", "fsdp")
 NUMBER = re.compile(r"-?\d+\.?\d*(?:[eE][-+]?\d+)?")
-LIMIT_S = 150
+LIMIT_S = 80
 ROUNDS = 5
 LOOP = """
 import time, torch
