@@ -147,8 +147,10 @@ def _install_kernels(patches: Patches, place: Place, ledger: Ledger) -> None:
     allow: dict[str, Any] = {}
     if "allow_override" in inspect.signature(library.impl).parameters:
         allow["allow_override"] = True  # a build with CUDA has its own, for cards that are not used here
-    library.impl("empty.memory_format", empty_here, NAME.upper(), **allow)
-    library.impl("empty_strided", strided_here, NAME.upper(), **allow)
+    with warnings.catch_warnings():  # it says that there was another, which is meant
+        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
+        library.impl("empty.memory_format", empty_here, NAME.upper(), **allow)
+        library.impl("empty_strided", strided_here, NAME.upper(), **allow)
 
 
 def _install_classes(patches: Patches, place: Place, ledger: Ledger) -> None:

@@ -43,7 +43,7 @@ def describe(standing: stand_in, started: float, noted: Ledger = ledger) -> Docu
         "on_cpu": on_cpu,
         "ignored": _listed(noted.ignored),
         "refused": _listed(noted.refused),
-        "peak_memory": place.peak(0) if there else None,
+        "peak_memory": place.highest(0) if there else None,
         "device_seconds": _seconds(place) if there else None,
         "seconds": round(time.monotonic() - started, 3),
         "cpu_seconds": round(time.process_time(), 3),

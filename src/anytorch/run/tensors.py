@@ -275,7 +275,7 @@ def _install_types(patches: Patches, place: Place, ledger: Ledger, marks: Marks)
     def set_default_tensor_type(kind: Any) -> None:
         wanted = cuda_type(kind)
         if wanted is None:
-            marks.by_default = False
+            torch.set_default_device(None)
             plain_default(kind)
             return
         ledger.redirect("torch.set_default_tensor_type(torch.cuda.…Tensor)")
