@@ -63,8 +63,8 @@ def no_display() -> Iterator[None]:
 
 @contextmanager
 def as_first_user() -> Iterator[None]:
-    """Where wgpu has not been used yet, its instance is made within, as we want it: with our layer, and without OpenGL, since
-    looking for OpenGL adapters takes longer than all the rest and we cannot use them.
+    """Where wgpu has not been used yet, its instance is made within, as we want it: with our layer, and without OpenGL.
+    Looking for OpenGL adapters takes longer than all the rest, and we cannot use them.
 
     A program that draws with wgpu has made its own choice before.
     """

@@ -1,9 +1,9 @@
 """Our Vulkan layer: what it asks the driver for, which matrix shapes the driver has, and kernels in SPIR-V handed to it.
 
-wgpu lists cooperative matrices and cannot switch them on. A layer of ours between wgpu and the driver (code/vulkan_layer.cpp)
-can: `asked_for` lets the Vulkan loader find it while wgpu makes its instance, `armed` lets it add the extensions to the device that
-is made inside, `standing_in` replaces one marked module by SPIR-V. Where anything is missing, everything works as before,
-without matrix cores, and `why_not` says why. docs/design/0012-matrix-cores.md has the reasons.
+wgpu lists cooperative matrices and cannot switch them on. A layer of ours between wgpu and the driver
+(code/vulkan_layer.cpp) can. `asked_for` lets the Vulkan loader find it while wgpu makes its instance, `armed` lets it add
+the extensions to the device that is made inside; `standing_in` replaces one marked module by SPIR-V. Where anything is
+missing, everything works as before, without matrix cores, and `why_not` says why. docs/design/0012-matrix-cores.md has the reasons.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class MatrixCores:
             if (shape.a, shape.b, shape.c, shape.scope) == (element, element, "float32", "subgroup")
             and shape.m % 8 == shape.n % 8 == shape.k % 8 == 0
         ]
-        return max(found, key=lambda shape: (min(shape.m, shape.n, 16), min(shape.k, 16), -shape.m * shape.n), default=None)
+        return max(
+            found, key=lambda shape: (min(shape.m, shape.n, 16), min(shape.k, 16), -shape.m * shape.n), default=None
+        )
 
 
 SECOND = (
@@ -101,7 +103,7 @@ _why_not = "wgpu was in use before anytorch asked for its layer"
 
 @contextmanager
 def asked_for() -> Iterator[None]:
-    """Within it the Vulkan loader finds our layer: for the call that makes wgpu's instance. The environment is as before after."""
+    """Within it the Vulkan loader finds our layer: for the call that makes wgpu's instance."""
     global _library, _why_not
     with tempfile.TemporaryDirectory() if (path := _built()) is not None else _nothing() as folder:
         if path is None or folder is None:
@@ -231,10 +233,10 @@ def read_report(report: _Report) -> MatrixCores:
 
 
 def _shape(words: ctypes.Array[ctypes.c_uint32]) -> MatrixShape:
-    m, n, k, a, b, c, _, _, scope, *more = words
-    return MatrixShape(
-        m, n, k, *(TYPES.get(kind, str(kind)) for kind in (a, b, c)), SCOPES.get(scope, str(scope)), *more
-    )
+    m, n, k, a, b, c, _, _, scope = words[:9]
+    types = [TYPES.get(kind, str(kind)) for kind in (a, b, c)]
+    invocations = words[9] if len(words) > 9 else 0
+    return MatrixShape(m, n, k, types[0], types[1], types[2], SCOPES.get(scope, str(scope)), invocations)
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,7 @@ class Spirv:
 
 @contextmanager
 def standing_in(kernel: Spirv) -> Iterator[None]:
-    """Within it the module that `kernel.stand_in` is compiled to becomes the kernel. Raises RuntimeError where it did not."""
+    """Within it the module that `kernel.stand_in` is compiled to becomes the kernel. RuntimeError where it did not."""
     if _library is None:
         raise RuntimeError(f"a kernel for matrix cores was asked for, and there is no layer: {_why_not}")
     words = ctypes.create_string_buffer(kernel.words, len(kernel.words))

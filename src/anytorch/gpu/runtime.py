@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from anytorch.gpu.profile import Profile
     from anytorch.gpu.tape import Tape
 
-# Taken where the adapter has them. `cooperative-matrix` is listed by some and cannot be enabled: never ask for it (`layer` does).
+# Taken where the adapter has them. `cooperative-matrix` is listed by some and cannot be enabled: never ask for it here.
 FEATURES = (
     "immediates",
     "shader-f16",

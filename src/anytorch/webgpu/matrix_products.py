@@ -1,4 +1,4 @@
-"""Matrix products on the GPU's matrix cores (`gpu.spirv.matmul`): which of them can run there, with which tiles, and their plans.
+"""Matrix products on the GPU's matrix cores (`gpu.spirv.matmul`): which can run there, with which tiles, and their plans.
 
 Half precision only, with sums in float32. Operands must be readable in eights (16 bytes); large ones that are not are copied
 first, with their rows padded. Whether a tile is used, a measurement decides (`tuning`), as for every other schedule.
@@ -172,7 +172,8 @@ def plan(runtime: Runtime, geometry: Geometry, tiling: MatrixTiling) -> tuple[Pl
     if beside:
         stored, batch, row, whole = "float32", m * n, n, n % 4 == 0
     added = geometry.d if not beside else None
-    chunk = -(-(-(-k // splits)) // tile.bk) * tile.bk
+    steps = -(-k // tile.bk)
+    chunk = -(-steps // splits) * tile.bk
     kernel = spirv.Product(
         name_of(geometry.a.dtype),
         stored,

@@ -1,9 +1,9 @@
 """Matrix products on matrix cores: C = activation(alpha A B + beta D), sums in float32, as SPIR-V.
 
-A workgroup computes a tile of C, its subgroups a part of the tile each. Tiles of A and B travel from memory through registers
-into workgroup memory as they lie (rows or columns), while the tiles before them are multiplied. Elements are read eight at a
-time (16 bytes): the operands' steps and places must be multiples of eight. Rows and columns beyond the edge repeat the last one
-and are not stored; beyond the end of k there are zeros.
+A workgroup computes a tile of C, its subgroups a part of the tile each. Tiles of A and B travel from memory through
+registers into workgroup memory as they lie (rows or columns), while the tiles before them are multiplied. Elements are read
+eight at a time (16 bytes): the operands' steps and places must be multiples of eight. Rows and columns beyond the edge
+repeat the last one and are not stored; beyond the end of k there are zeros.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Tile:
 
     @property
     def name(self) -> str:
-        return f"matrix cores {self.bm}x{self.bn}x{self.bk} by {self.wm}x{self.wn}" + (" single" if self.buffers == 1 else "")
+        return f"matrix cores {self.bm}x{self.bn}x{self.bk} by {self.wm}x{self.wn}" + (
+            " single" if self.buffers == 1 else ""
+        )
 
     @property
     def subgroups(self) -> int:
@@ -166,10 +168,10 @@ class _Writer:
 
     # --- from memory into workgroup memory ----------------------------------------------------------------------------
 
-    def _reads(self, name: str) -> list[tuple[Value, Value | None, Value]]:
+    def _reads(self, name: str) -> list[tuple[Value, Value, Value]]:
         """For each read of this invocation: its place at k = 0, its k in the tile, its place in workgroup memory."""
-        module, p, tile = self.module, self.p, self.tile
-        index, extent = ("m", tile.bm) if name == "a" else ("n", tile.bn)
+        p, tile = self.p, self.tile
+        extent = tile.bm if name == "a" else tile.bn
         along = self.kernel.a_along if name == "a" else self.kernel.b_along
         row_units = self.layout.a_row if name == "a" else self.layout.b_row
         origin, length = (self.m0, p["m"]) if name == "a" else (self.n0, p["n"])
@@ -189,7 +191,6 @@ class _Writer:
             else:
                 line = (origin + unit * EIGHT).minimum((length - 1) // EIGHT * EIGHT) // EIGHT
                 found.append((base + line + row * step, row, inside))
-        assert index
         return found
 
     def _fetch(self, name: str, k0: Value) -> list[Value]:
@@ -201,7 +202,6 @@ class _Writer:
         for place, k, _ in self.reads[name]:
             value = module.read(buffer, place + moved)
             if self.kernel.ragged_k:
-                assert k is not None
                 four = module.vector(module.boolean, 4)
                 inside = k0 + k < self.end
                 value = module.op(169, self.quad, module.op(80, four, *[inside] * 4), value, module.zero(self.quad))
@@ -223,9 +223,7 @@ class _Writer:
         zero = module.zero(self.c_type)
         self.sums = [[module.local(self.c_type, zero) for _ in range(self.columns)] for _ in range(self.rows)]
         nowhere = module.constant(0)
-        kept = {
-            name: [module.local(self.quad, value) for value in self._fetch(name, self.first)] for name in "ab"
-        }
+        kept = {name: [module.local(self.quad, value) for value in self._fetch(name, self.first)] for name in "ab"}
         if tile.buffers == 2:
             self._put({name: [module.get(one) for one in values] for name, values in kept.items()}, nowhere)
             module.barrier()
@@ -359,7 +357,10 @@ class _Writer:
 
 def _gelu(module: Module, value: Value) -> Value:
     """0.5 x (1 + tanh(0.79788 (x + 0.044715 x^3))), with the tangent's argument kept where it cannot overflow."""
-    times = lambda a, b: module.op(133, module.f32, a, b)  # noqa: E731
+
+    def times(a: Value, b: Value) -> Value:
+        return module.op(133, module.f32, a, b)
+
     cube = times(times(value, value), times(value, module.real(0.044715)))
     inner = times(module.op(129, module.f32, value, cube), module.real(0.7978845608028654))
     clamped = module.extended(43, module.f32, inner, module.real(-15.0), module.real(15.0))
