@@ -3,7 +3,7 @@
 wgpu lists cooperative matrices and cannot switch them on. A layer of ours between wgpu and the driver
 (code/vulkan_layer.cpp) can. `asked_for` lets the Vulkan loader find it while wgpu makes its instance, `armed` lets it add
 the extensions to the device that is made inside; `standing_in` replaces one marked module by SPIR-V. Where anything is
-missing, everything works as before, without matrix cores, and `why_not` says why. docs/design/0012-matrix-cores.md has the reasons.
+missing, everything works as before, without matrix cores, and `why_not` says why (docs/design/0012-matrix-cores.md).
 """
 
 from __future__ import annotations
