@@ -70,7 +70,8 @@ def _to(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     watcher = _watcher
     if watcher is None or getattr(_inside, "on", False):
         return _plain_to(self, *args, **kwargs)
-    device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+    parsed: Any = torch._C._nn._parse_to(*args, **kwargs)  # a device or None, a dtype or None, …
+    device, dtype = parsed[:2]
     with NotWatched():
         if device is None or dtype is not None or not watcher.move(self, device):
             return _plain_to(self, *args, **kwargs)
