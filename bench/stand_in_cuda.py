@@ -1,11 +1,12 @@
 """The stand-in on a machine that has CUDA: `--device cuda` changes nothing, `--device webgpu` beside CUDA computes the same.
 
-python bench/stand_in_cuda.py [--output bench/results/stand-in-h200.json] [--only gan,vit] [--jobs 6]
+python bench/stand_in_cuda.py [--seconds 120] [--output bench/results/stand-in-h200.json]
 
-Every program of tests/run/programs is run by `python` twice, by `anytorch run --device cuda`, and by `anytorch run --device
-webgpu --json`. What it prints with CUDA must be the same to the byte under `anytorch run --device cuda` (if two plain runs
-agree); on webgpu the numbers must be near, and the report says what the CPU computed. Then a training loop is timed by
-`python` and by `anytorch run --device cuda`, in turns.
+The programs of tests/run/programs run one after the other in one process, by `python` twice, by `anytorch run --device
+cuda`, and by `anytorch run --device webgpu --json`, the four at once. What they print with CUDA must be the same to the byte
+under `anytorch run --device cuda` (where two plain runs agree); on webgpu the numbers must be near, and the report says what
+the CPU computed. Then a training loop is timed by `python` and by `anytorch run --device cuda`, in turns, as long as there
+is time. What is known is written and printed as it comes.
 """
 
 from __future__ import annotations
@@ -13,23 +14,38 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "tests" / "run" / "programs"
-DISTRIBUTED = ("ddp", "fsdp")
+# The most telling first; those that start processes of their own or need other packages are left out.
+FIRST = ("old_style", "gan", "lstm_lm", "vit", "checkpoints", "amp_accumulation", "streams", "graphs", "seq2seq")
+NAMES = (*FIRST, "diffusion", "segmentation", "devices", "dqn", "transforms", "lora", "optional_packages", "profiled")
 NUMBER = re.compile(r"-?\d+\.?\d*(?:[eE][-+]?\d+)?")
-LIMIT_S = 80
-ROUNDS = 5
+ROUNDS = 3
+MANY = """
+import contextlib, io, json, os, runpy, sys, time, traceback
+folder, names, sys.argv = sys.argv[1], sys.argv[2:], sys.argv[:1]
+import torch
+torch.set_num_threads(2)
+for name in names:
+    printed, began, failed = io.StringIO(), time.time(), ""
+    try:
+        with contextlib.redirect_stdout(printed):
+            runpy.run_path(os.path.join(folder, name + ".py"), run_name="__main__")
+    except BaseException as error:
+        failed = "".join(traceback.format_exception(error))[-700:]
+    lines = [line for line in printed.getvalue().splitlines() if line.startswith("= ")]
+    print(json.dumps({"name": name, "lines": lines, "failed": failed, "s": round(time.time() - began, 1)}), flush=True)
+"""
 LOOP = """
 import time, torch
 torch.manual_seed(0)
@@ -67,28 +83,30 @@ def environment(scratch: Path) -> dict[str, str]:
     return found
 
 
-def run(line: list[str], env: dict[str, str]) -> dict[str, Any]:
-    """Status, compared lines, the report if there is one, seconds, and the end of what was printed if it failed."""
-    began = time.monotonic()
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen([sys.executable, *line], env=env, stdout=out, stderr=err, start_new_session=True)
-        try:
-            status = process.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
-            status = 124
-        out.seek(0)
-        err.seek(0)
-        text, told = out.read(), err.read()
-    report = next((line for line in reversed(text.splitlines()) if line.startswith('{"device"')), None)
-    return {
-        "status": status,
-        "lines": [line for line in text.splitlines() if line.startswith("= ")],
-        "report": json.loads(report) if report else None,
-        "seconds": round(time.monotonic() - began, 1),
-        "end": "" if status == 0 else (text + told)[-1500:],
-    }
+def start(way: str, names: Sequence[str], env: dict[str, str], scratch: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    """All programs in one process, in one of the four ways; its standard output is a file."""
+    many, output = scratch / "many.py", scratch / way
+    many.write_text(MANY)
+    device = way.partition("-")[0]
+    line = [] if device == "plain" else ["-m", "anytorch", "--json", "run", "--device", device]
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, *line, str(many), str(PROGRAMS), *names], env=env, stdout=file, stderr=subprocess.STDOUT
+        )
+    return process, output
+
+
+def read(output: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Programs by name, and the report, as far as they are there."""
+    programs: dict[str, Any] = {}
+    report: dict[str, Any] = {}
+    for line in output.read_text(errors="replace").splitlines():
+        if line.startswith('{"name"'):
+            found = json.loads(line)
+            programs[found["name"]] = found
+        elif line.startswith('{"device"'):
+            report = json.loads(line)
+    return programs, report
 
 
 def most_apart(expected: list[str], found: list[str]) -> float | None:
@@ -99,46 +117,50 @@ def most_apart(expected: list[str], found: list[str]) -> float | None:
     return max(abs(a - b) / max(abs(a), 0.1) for a, b in zip(wanted, got, strict=True))
 
 
-def try_out(path: Path, env: dict[str, str]) -> dict[str, Any]:
-    """One program, in four runs."""
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"] if path.stem in DISTRIBUTED else []
-    program = [*start, str(path)]
-    plain, again = run(program, env), run(program, env)
-    cuda = run(["-m", "anytorch", "run", "--device", "cuda", *program], env)
-    webgpu = run(["-m", "anytorch", "--json", "run", "--device", "webgpu", *program], env)
-    report = webgpu["report"] or {}
-    return {
-        "plain": plain["status"],
-        "plain_end": plain["end"],
-        "plain_repeats": plain["lines"] == again["lines"],
-        "cuda": cuda["status"],
-        "cuda_equal": cuda["lines"] == plain["lines"],
-        "webgpu": webgpu["status"],
-        "webgpu_most_apart": most_apart(plain["lines"], webgpu["lines"]),
-        "webgpu_lines": webgpu["lines"],
-        "plain_lines": plain["lines"],
-        "webgpu_on_cpu": report.get("on_cpu"),
-        "webgpu_device_seconds": report.get("device_seconds"),
-        "webgpu_end": webgpu["end"],
-        "seconds": [plain["seconds"], cuda["seconds"], webgpu["seconds"]],
-    }
+def compare(ways: dict[str, Path]) -> dict[str, Any]:
+    """What is known so far, program by program."""
+    found = {way: read(output) for way, output in ways.items()}
+    programs: dict[str, Any] = {}
+    for name in NAMES:
+        told = {way: document[0].get(name) for way, document in found.items()}
+        plain = told["plain"]
+        if plain is None:
+            continue
+        entry: dict[str, Any] = {
+            "plain": plain["failed"] or "ran",
+            "plain_lines": plain["lines"],
+            "plain_s": plain["s"],
+        }
+        if (again := told.get("plain-again")) is not None:
+            entry["plain_repeats"] = again["lines"] == plain["lines"]
+        if (cuda := told.get("cuda")) is not None:
+            entry["cuda_equal"] = cuda["lines"] == plain["lines"] and cuda["failed"] == plain["failed"]
+        if (other := told.get("webgpu")) is not None:
+            entry.update(webgpu=other["failed"] or "ran", webgpu_lines=other["lines"], webgpu_s=other["s"])
+            entry["webgpu_most_apart"] = most_apart(plain["lines"], other["lines"])
+        programs[name] = entry
+    report = found["webgpu"][1]
+    kept = ("device", "name", "on_cpu", "device_seconds", "seconds", "cpu_seconds", "peak_memory", "refused")
+    return {"programs": programs, "webgpu_report": {key: report[key] for key in kept if key in report}}
 
 
-def speed(env: dict[str, str], scratch: Path) -> dict[str, Any]:
+def speed(env: dict[str, str], scratch: Path, end: float) -> dict[str, Any]:
     """The same loop by `python` and by `anytorch run --device cuda`, in turns."""
     loop = scratch / "loop.py"
     loop.write_text(LOOP)
     times: dict[str, list[float]] = {"plain": [], "run": []}
     losses = set()
     for number in range(ROUNDS):
+        if time.monotonic() > end - 15:
+            break
         for way in ("plain", "run") if number % 2 else ("run", "plain"):
-            start = ["-m", "anytorch", "run", "--device", "cuda"] if way == "run" else []
-            done = subprocess.run(
-                [sys.executable, *start, str(loop)], env=env, capture_output=True, text=True, check=True
-            )
+            by = ["-m", "anytorch", "run", "--device", "cuda"] if way == "run" else []
+            done = subprocess.run([sys.executable, *by, str(loop)], env=env, capture_output=True, text=True, check=True)
             seconds, *found = done.stdout.split()
             times[way].append(float(seconds))
             losses.add(tuple(found))
+    if not times["run"]:
+        return {"seconds": times}
     medians = {way: statistics.median(found) for way, found in times.items()}
     return {"seconds": times, "median_ratio": medians["run"] / medians["plain"], "losses_bit_equal": len(losses) == 1}
 
@@ -146,35 +168,45 @@ def speed(env: dict[str, str], scratch: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--jobs", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--only", default=",".join(NAMES))
     options = parser.parse_args()
-    import torch
+    end = time.monotonic() + options.seconds
+    answer: dict[str, Any] = {}
+    shown: set[str] = set()
+
+    def tell(ways: dict[str, Path]) -> None:
+        answer.update(compare(ways))
+        for name, entry in answer["programs"].items():
+            if name not in shown and "webgpu" in entry:
+                shown.add(name)
+                print(name, json.dumps(entry)[:1500], flush=True)
+        if options.output:
+            options.output.write_text(json.dumps(answer, indent=1) + "\n")
 
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         env = environment(scratch)
-        answer: dict[str, Any] = {
-            "torch": torch.__version__,
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA here",
+        ways = {
+            way: start(way, options.only.split(","), env, scratch) for way in ("webgpu", "plain", "cuda", "plain-again")
         }
-        if torch.cuda.is_available():
-            answer["speed"] = speed(env, scratch)
-            print(json.dumps(answer["speed"]), flush=True)
-        wanted = options.only.split(",") if options.only else None
-        paths = [path for path in sorted(PROGRAMS.glob("*.py")) if wanted is None or path.stem in wanted]
-        with ThreadPoolExecutor(options.jobs) as pool:
-            found = dict(
-                zip([path.stem for path in paths], pool.map(lambda path: try_out(path, env), paths), strict=True)
-            )
-    answer["programs"] = found
-    for name, told in found.items():
-        short = {key: told[key] for key in ("plain", "cuda", "cuda_equal", "webgpu", "webgpu_most_apart", "seconds")}
-        print(name, json.dumps(short), json.dumps(told["webgpu_on_cpu"]))
-        if told["plain"] or told["webgpu"]:
-            print((told["plain_end"] or told["webgpu_end"])[-900:])
-    if options.output:
-        options.output.write_text(json.dumps(answer, indent=1) + "\n")
+        outputs = {way: output for way, (_, output) in ways.items()}
+        try:
+            while time.monotonic() < end - 35 and any(process.poll() is None for process, _ in ways.values()):
+                time.sleep(1)
+                tell(outputs)
+        finally:
+            for process, _ in ways.values():
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait()
+        tell(outputs)
+        print(json.dumps(answer["webgpu_report"]), flush=True)
+        if not answer["webgpu_report"]:
+            print(outputs["webgpu"].read_text(errors="replace")[-2500:], flush=True)
+        answer["speed"] = speed(env, scratch, end)
+        print(json.dumps(answer["speed"]), flush=True)
+        tell(outputs)
 
 
 if __name__ == "__main__":
