@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -306,7 +307,9 @@ def try_out(program: Program, source: Path, python: str, devices: Sequence[str],
     env = {
         **os.environ,
         **program.env,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "compat" / "src")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT / "src"), str(ROOT / "compat" / "src"), os.environ.get("PYTHONPATH", "")]
+        ).rstrip(os.pathsep),
         "ANYTORCH_WEBGPU_FALLBACK": "silent",
         "HYDRA_FULL_ERROR": "1",
     }
@@ -417,26 +420,32 @@ def main() -> None:
     parser.add_argument("--devices", default="cpu,webgpu")
     parser.add_argument("--ported", action="store_true")
     parser.add_argument("--page", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at once")
+    parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"programs": {}, "ported": {}}
+    results: dict[str, Any] = {"programs": {}, "ported": {}}
+    if options.output.exists():
+        results = json.loads(options.output.read_text())
+    results["torch"] = subprocess.check_output(
+        [options.python, "-c", "import torch; print(torch.__version__)"], text=True
+    ).strip()
+    results["date"] = time.strftime("%Y-%m-%d")
     kept = results["ported" if options.ported else "programs"]
     wanted = [name for name in options.only.split(",") if name]
-    for program in PROGRAMS:
-        if wanted and not any(name in program.name for name in wanted):
-            continue
+    chosen = [program for program in PROGRAMS if not wanted or any(name in program.name for name in wanted)]
+    chosen = [program for program in chosen if program.folder or not options.ported]
+
+    def one(program: Program) -> tuple[Program, dict[str, Any]]:
         source = options.folder / program.folder if program.folder else OURS
-        if options.ported and not program.folder:
-            continue
-        found = try_out(program, source, options.python, options.devices.split(","), options.ported)
-        kept[program.name] = {**kept.get(program.name, {}), **found}
-        print(
-            program.name, json.dumps({key: found.get(key) for key in ("plain", "cpu", "webgpu", "ported", "problem")})
-        )
-        results["torch"] = subprocess.check_output(
-            [options.python, "-c", "import torch; print(torch.__version__)"], text=True
-        ).strip()
-        results["date"] = time.strftime("%Y-%m-%d")
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        return program, try_out(program, source, options.python, options.devices.split(","), options.ported)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for done in as_completed([pool.submit(one, program) for program in chosen]):
+            program, found = done.result()
+            kept[program.name] = {**kept.get(program.name, {}), **found}
+            short = {key: found[key] for key in ("plain", "cpu", "webgpu", "ported", "problem") if key in found}
+            print(program.name, json.dumps(short)[:1200], flush=True)
+            options.output.write_text(json.dumps(results, indent=1) + "\n")
     if options.page:
         write_page(results)
 
