@@ -91,6 +91,23 @@ def test_a_package_that_is_not_there(cuda: Any, fresh_ledger: Any) -> None:
     assert list(fresh_ledger.refused) == ["import cupyx"]
 
 
+def test_packages_that_choose_kernels_see_the_real_device(
+    cuda: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bitsandbytes asks when it is imported, and looks for NVIDIA's functions in torch where the answer is yes."""
+    package = tmp_path / "bitsandbytes"
+    package.mkdir()
+    (package / "__init__.py").write_text("import torch\nfrom .ops import kind\nthere = torch.cuda.is_available()\n")
+    (package / "ops.py").write_text("def kind(x):\n    return x.device.type, x.is_cuda\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bitsandbytes"]:
+        monkeypatch.delitem(sys.modules, name)
+    found = importlib.import_module("bitsandbytes")
+    assert found.there is False and found.kind(cuda.ones(1, device="cuda"))[1] is False
+    for name in ("bitsandbytes", "bitsandbytes.ops"):
+        monkeypatch.delitem(sys.modules, name)
+
+
 def test_packages_that_are_there_are_left_alone(cuda: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     (tmp_path / "cupy.py").write_text("there = True")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -61,7 +61,7 @@ TOLD_THE_TRUTH = (
     "torch._functorch",
     "torch.utils._triton",
     "torch._higher_order_ops",
-    *CHOOSES_KERNELS,
+    *(f"{name}." for name in sorted(CHOOSES_KERNELS)),
 )
 FOLDING = "torch._dynamo.variables.torch"  # the tracer, on behalf of the program whose question it answers
 
@@ -104,7 +104,7 @@ def _devices(place: Place, ledger: Ledger) -> dict[str, Any]:
 
     def is_available() -> bool:
         name = sys._getframe(1).f_globals.get("__name__", "")
-        if name.startswith(TOLD_THE_TRUTH) and name != FOLDING:
+        if (name.startswith(TOLD_THE_TRUTH) and name != FOLDING) or name in CHOOSES_KERNELS:
             return plain_available()
         ledger.redirect("torch.cuda.is_available()")
         return place.count() > 0

@@ -6,10 +6,10 @@ import sys
 from dataclasses import dataclass, field
 
 # Packages with kernels for several devices, which choose by the device they see: they see the real one.
-CHOOSES_KERNELS = ("bitsandbytes", "torchao", "triton", "deepspeed")
+CHOOSES_KERNELS = frozenset({"bitsandbytes", "torchao", "triton", "deepspeed"})
 # Frames of these packages are never "the program": torch's own code works with the real device, and so does ours.
-INSIDE = ("torch.", "anytorch.", "importlib.", "runpy", *CHOOSES_KERNELS)
-NAMES_INSIDE = frozenset({"torch", "anytorch", "contextlib", "functools"})
+INSIDE = ("torch.", "anytorch.", "importlib.", "runpy", *(f"{name}." for name in sorted(CHOOSES_KERNELS)))
+NAMES_INSIDE = frozenset({"torch", "anytorch", "contextlib", "functools"}) | CHOOSES_KERNELS
 
 
 @dataclass
