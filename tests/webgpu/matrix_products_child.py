@@ -1,4 +1,4 @@
-"""Products on matrix cores, beside the same ones in float64: run by test_matrix_cores.py under a driver that has them.
+"""Products and attention on matrix cores, beside the same in float64: run by test_matrix_cores.py under such a driver.
 
     .cache/matrix-vulkan/run python tests/webgpu/matrix_products_child.py CASE …
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import anytorch.webgpu  # noqa: F401  (registers the device)
-from anytorch.webgpu import matrix_products
+from anytorch.webgpu import matrix_attention, matrix_products
 
 F = torch.nn.functional
 Case = tuple[Callable[..., torch.Tensor], list[torch.Tensor]]
@@ -45,8 +45,27 @@ def cases() -> dict[str, Case]:
         "linear": (F.linear, [numbers(2, 20, 64), numbers(48, 64), numbers(48)]),
         "gelu": (gelu, [numbers(48), numbers(40, 64) / 4, numbers(64, 48) / 4]),
         "relu keeps NaN": (torch._addmm_activation, [numbers(48), nan, numbers(64, 48)]),
+        "attention": (attend, [numbers(2, 4, 20, 32), numbers(2, 2, 23, 32), numbers(2, 2, 23, 32)]),
+        "causal attention": (causal, [numbers(1, 2, 40, 32) for _ in range(3)]),
+        "masked attention": (attend, [*[numbers(1, 2, 40, 32) for _ in range(3)], masked()]),
+        "added mask": (attend, [*[numbers(1, 2, 40, 32) for _ in range(3)], numbers(2, 40, 40)]),
         "gradients": (gradient, [numbers(40, 64), numbers(64, 48)]),
     }  # fmt: skip
+
+
+def masked() -> torch.Tensor:
+    """Which keys are seen; the fourth query sees none."""
+    seen = torch.rand(40, 40) > 0.4
+    seen[3] = False
+    return seen
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def gelu(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -68,13 +87,18 @@ def main() -> None:
         used.append(f"{tiling.tile.name}, {tiling.splits}")
         return plan(runtime, geometry, tiling)
 
+    def attended(runtime: Any, kernel: Any) -> Any:
+        used.append(f"attention {kernel.queries}x{kernel.keys}")
+        return rendered(runtime, kernel)
+
     matrix_products.plan = noted
+    rendered, matrix_attention.rendered = matrix_attention.rendered, attended
     found: dict[str, Any] = {"matrix cores": torch.webgpu.get_device_properties()["matrix_cores"]}
     for name, (function, inputs) in cases().items():
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
         used.clear()
-        wanted = function(*(one.double() for one in inputs))
+        wanted = function(*(one.double() if one.is_floating_point() else one for one in inputs))
         answer = function(*(_moved(one) for one in inputs)).cpu().double()
         same_nan = bool((answer.isnan() == wanted.isnan()).all())
         error = float((answer - wanted).nan_to_num().norm() / wanted.nan_to_num().norm())

@@ -19,12 +19,23 @@ from typing import Any, NoReturn
 import pytest
 
 from anytorch.gpu import layer
+from anytorch.gpu.spirv import attention
 from anytorch.gpu.spirv.matmul import Product, Shape, Tile, render
+from anytorch.gpu.wgsl.attention_kernel import Attention
 
 ROOT = Path(__file__).resolve().parents[2]
 UNPACKED = ROOT / ".cache" / "matrix-vulkan"
 CHILD = Path(__file__).parent / "matrix_products_child.py"
-QUICK = ("whole tiles", "ragged", "both transposed", "odd sizes are copied", "split sums", "batches", "bias", "linear")
+QUICK = (
+    "whole tiles",
+    "ragged",
+    "both transposed",
+    "odd sizes are copied",
+    "split sums",
+    "batches",
+    "bias",
+    "attention",
+)
 NVIDIA = Shape(16, 16, 16, 32)
 
 
@@ -76,7 +87,7 @@ def test_all_products(unpacked: Path, tmp_path: Path) -> None:
 REASON = """
 import json, torch, anytorch.webgpu
 a = torch.ones(64, 64, dtype=torch.float16, device="webgpu")
-print(json.dumps({"why": torch.webgpu.get_device_properties()["matrix_cores"], "sum": float((a @ a).sum())}))
+print(json.dumps({"why": torch.webgpu.get_device_properties()["matrix_cores"], "sum": float((a @ a).float().sum())}))
 """
 
 
@@ -183,12 +194,19 @@ def kernels() -> list[Product]:
     return found
 
 
+def attentions() -> list[Attention]:
+    return [
+        Attention("cores", dtype, 64, causal, mask, 64, 32, sums=causal)
+        for dtype, causal, mask in product(("float16", "bfloat16"), (False, True), ("", "bool", "float16"))
+    ]
+
+
 def test_kernels_are_valid_spirv(unpacked: Path, tmp_path: Path) -> None:
-    files = []
-    for number, kernel in enumerate(kernels()):
-        files.append(tmp_path / f"{number}.spv")
-        files[-1].write_bytes(render(kernel))
-    for path, kernel in zip(files, kernels(), strict=True):
+    rendered = {str(kernel): render(kernel) for kernel in kernels()}
+    rendered |= {str(kernel): attention.render(kernel, NVIDIA) for kernel in attentions()}
+    path = tmp_path / "kernel.spv"
+    for kernel, words in rendered.items():
+        path.write_bytes(words)
         done = subprocess.run(
             [unpacked / "spirv-val", "--target-env", "vulkan1.3", path], capture_output=True, text=True, timeout=120
         )
