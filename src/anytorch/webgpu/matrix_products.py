@@ -33,7 +33,8 @@ BUSY = 132  # workgroups that keep a large GPU busy
 KEPT = 4  # tiles that are tried for a shape
 
 TILES = (
-    Tile(128, 128, 32, 2, 2),
+    Tile(128, 128, 32, 2, 2, buffers=1),
+    Tile(128, 128, 16, 2, 2),
     Tile(128, 256, 32, 2, 4, buffers=1),
     Tile(256, 128, 32, 4, 2, buffers=1),
     Tile(128, 64, 32, 2, 2),

@@ -114,10 +114,12 @@ class Product:
 
 
 def render(kernel: Product) -> bytes:
-    return _Writer(kernel).words()
+    return Writer(kernel).words()
 
 
-class _Writer:
+class Writer:
+    """Writes a product's kernel. A convolution reads B, and writes C, in its own way (`convolution`)."""
+
     def __init__(self, kernel: Product) -> None:
         tile, shape = kernel.tile, kernel.shape
         self.kernel, self.tile, self.shape = kernel, tile, shape
@@ -125,20 +127,25 @@ class _Writer:
         module = self.module = Module(self.threads)
         self.quad = module.vector(module.u32, 4)
         self.layout = layout(tile, shape, kernel.a_along, kernel.b_along)
-        self.a = module.buffer(0, self.quad, 16)
-        self.b = module.buffer(1, self.quad, 16)
-        self.d = module.buffer(2, module.u32, 4) if kernel.added else None
-        wide = self.quad if kernel.whole_rows else module.u32
-        self.c = module.buffer(kernel.bindings - 1, wide, 16 if kernel.whole_rows else 4, writable=True)
+        self._bind()
         self.memory = module.shared(self.quad, self.layout.units)
-        places = ("a_at", "b_at", *(("d_at",) if kernel.added else ()), "c_at")
-        self.p = module.parameters(("alpha", "beta", *places, *PARAMETERS))
         self.thread = module.local_index()
         self.subgroup, self.lane = module.subgroup()
         element = module.float16() if kernel.element == "float16" else module.bfloat16()
         self.a_type = module.matrix(element, shape.m, shape.k, USE_A)
         self.b_type = module.matrix(element, shape.k, shape.n, USE_B)
         self.c_type = module.matrix(module.f32, shape.m, shape.n, USE_ACCUMULATOR)
+
+    def _bind(self) -> None:
+        """The buffers and the parameters."""
+        module, kernel = self.module, self.kernel
+        self.a = module.buffer(0, self.quad, 16)
+        self.b = module.buffer(1, self.quad, 16)
+        self.d = module.buffer(2, module.u32, 4) if kernel.added else None
+        wide = self.quad if kernel.whole_rows else module.u32
+        self.c = module.buffer(kernel.bindings - 1, wide, 16 if kernel.whole_rows else 4, writable=True)
+        places = ("a_at", "b_at", *(("d_at",) if kernel.added else ()), "c_at")
+        self.p = module.parameters(("alpha", "beta", *places, *PARAMETERS))
 
     def words(self) -> bytes:
         self._place()
@@ -227,14 +234,12 @@ class _Writer:
         if tile.buffers == 2:
             self._put({name: [module.get(one) for one in values] for name, values in kept.items()}, nowhere)
             module.barrier()
-        with module.loop(self.first, self.end, tile.bk) as k0:
+        with module.loop(self.first, self.end, tile.bk * tile.buffers) as k0:
             following = (k0 + tile.bk).minimum(self.last)
-            if tile.buffers == 2:
-                turn = ((k0 - self.first) // tile.bk) & 1
-                fetched = {name: self._fetch(name, following) for name in "ab"}
-                self._multiply(turn * self.layout.stage)
-                self._put(fetched, (module.constant(1) - turn) * self.layout.stage)
-                module.barrier()
+            if tile.buffers == 2:  # both turns are written out: an address that changes costs more than it saves
+                self._turn(following, nowhere, module.constant(self.layout.stage))
+                with module.when(k0 + tile.bk < self.end):
+                    self._turn((k0 + 2 * tile.bk).minimum(self.last), module.constant(self.layout.stage), nowhere)
             else:
                 self._put({name: [module.get(one) for one in values] for name, values in kept.items()}, nowhere)
                 module.barrier()
@@ -243,6 +248,13 @@ class _Writer:
                         module.put(variable, value)
                 self._multiply(nowhere)
                 module.barrier()
+
+    def _turn(self, following: Value, here: Value, there: Value) -> None:
+        """Multiply what lies in one buffer while the next tiles are fetched for the other."""
+        fetched = {name: self._fetch(name, following) for name in "ab"}
+        self._multiply(here)
+        self._put(fetched, there)
+        self.module.barrier()
 
     def _multiply(self, stage: Value) -> None:
         module, tile, shape, form = self.module, self.tile, self.shape, self.layout
