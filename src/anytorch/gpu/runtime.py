@@ -425,13 +425,10 @@ def open_runtime() -> Runtime:
     with _lock:
         if current is None:
             adapter = choose_adapter(list_adapters(), settings.get("webgpu_adapter"))
-<<<<<<< HEAD
-            current = Runtime(adapter, settings.get("webgpu_memory"))
-            if _metered:
-                _begin_metering(current)
-=======
             made = Runtime(adapter, settings.get("webgpu_memory"))
             made.use(launcher.load())
+            if _metered:
+                _begin_metering(made)
             current = made
     return current
 
