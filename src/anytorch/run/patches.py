@@ -40,11 +40,6 @@ class Patches:
         else:
             self._undo.append(lambda: owner.__setitem__(key, before))
 
-    def remove_item(self, owner: Any, key: Any) -> None:
-        """Take an item out of a dictionary."""
-        before = owner.pop(key)
-        self._undo.append(lambda: owner.__setitem__(key, before))
-
     def at_the_end(self, undo: Callable[[], None]) -> None:
         """Call this, too, when everything is put back."""
         self._undo.append(undo)
