@@ -48,14 +48,15 @@ def trace_as_the_program_sees_it(patches: Patches, place: Place, dynamo: Any) ->
     for ours, plain in list(patches.replaced):
         if not isinstance(ours, FunctionType):
             continue
-        if ours in folded or plain in folded:  # computed while tracing: ours gives the answer
+        # A tracer that is loaded now has looked functions up by their names in torch, and found ours there: give it
+        # the plain ones, which stay right when ours have gone.
+        if ours in folded and plain not in folded:
+            folded[plain] = folded.pop(ours)
+        if ours in rules and plain not in rules:
+            rules[plain] = rules.pop(ours)
+        if plain in folded:  # computed while tracing: ours gives the answer
             patches.set_item(folded, ours, None)
-            patches.set_item(rules, ours, rules.get(ours) or rules.get(plain))
-        elif (
-            ours in rules and plain not in rules
-        ):  # it looks functions up by their names in torch, and finds ours there
-            patches.set_item(rules, plain, rules[ours])
-            patches.remove_item(rules, ours)
+            patches.set_item(rules, ours, rules.get(plain))
     tensor = dynamo.variables.TensorVariable
     constant = dynamo.variables.ConstantVariable.create
     answers: dict[str, Callable[[torch.device], Any]] = {
