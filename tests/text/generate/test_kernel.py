@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -307,7 +308,8 @@ def test_several_tokens_in_one_call_and_what_the_reader_is_told(models: dict[str
     """Calls grow while they are quick; the text, its counts, its end and its stop string are as one by one."""
     calls: list[int] = []
     with TextGenerator(models["qwen3"], device="cpu") as generator:
-        way = generator._scheduler._way
+        generator._ends = {"text": frozenset()}  # a random model may choose an end at any time
+        way: Any = generator._scheduler._way
         several = way.several
 
         def noted(requests: Any, most: int) -> Any:
@@ -318,10 +320,10 @@ def test_several_tokens_in_one_call_and_what_the_reader_is_told(models: dict[str
         way.several = noted
         whole = generator.complete("The", max_tokens=120, temperature=0)
         assert whole.completion_tokens == 120 and whole.finish_reason == "length"
-        assert max(calls) > 1 and sum(calls) <= 118 and whole.tokens_per_second is not None
+        assert max(calls) > 1 and sum(calls) <= 119 and whole.tokens_per_second is not None
         stats = generator.stats
         assert stats.tokens == 120 and stats.steps == 120
-        stop = whole.text[40:44]
+        stop = next(iter(re.findall("[a-z]{3}", whole.text[8:])))
         cut = generator.complete("The", max_tokens=120, temperature=0, stop=stop)
         assert cut.text == whole.text[: whole.text.index(stop)] and cut.finish_reason == "stop"
         assert cut.completion_tokens < 120

@@ -12,6 +12,7 @@ from tests.text.persistent.test_host import FAMILIES, SMALL, _decoder, _greedy
 
 from anytorch.errors import InputError, UsageError
 from anytorch.text.decoders import Decoder
+from anytorch.text.decoders.choosing import Points
 from anytorch.text.decoders.spec import read_spec
 from anytorch.text.generate.sampling import Sampling, next_token
 from anytorch.text.persistent.guesses import History, Lookup, generate
@@ -94,18 +95,19 @@ def test_draws_are_those_of_next_token() -> None:
     expected = []
     for sampling in ways:
         alone, seen = HostKernel(decoder, positions=80, threads=1), [*prompt]
-        random = torch.Generator().manual_seed(sampling.seed or 0)
+        points = Points(torch.Generator().manual_seed(sampling.seed or 0))
         alone.read(0, prompt[:1])
         for _ in range(steps):
             alone.follow(0, seen[-1])
-            seen.append(next_token(alone.step()[0], sampling, seen, random))
+            seen.append(next_token(alone.step()[0], sampling, seen, points))
         expected.append(seen[2:])
     kernel = HostKernel(decoder, rows=len(ways), positions=80, threads=2)
     draws, held = {}, []
     for row, sampling in enumerate(ways):
         kernel.read(row, prompt[:1])
         kernel.follow(row, prompt[1])
-        points = torch.rand(steps, dtype=torch.float64, generator=torch.Generator().manual_seed(sampling.seed or 0))
+        drawn = Points(torch.Generator().manual_seed(sampling.seed or 0)).ahead(steps)
+        points = torch.tensor(drawn, dtype=torch.float64)
         seen_before = torch.zeros(67, dtype=torch.uint8)
         seen_before[prompt] = 1
         held.append((points, seen_before))

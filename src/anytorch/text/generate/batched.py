@@ -68,6 +68,9 @@ class Batched:
     def several(self, requests: Sequence[TextRequest], most: int) -> None:
         return None
 
+    def tokens(self, requests: Sequence[TextRequest]) -> None:
+        return None
+
     def undo(self, requests: Sequence[TextRequest]) -> None:
         truncate(requests[0].cache, max(request.length for request in requests))
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,7 +69,7 @@ class Scheduler:
         self._running: list[TextRequest] = []
         self._closing = False
         self._worker: threading.Thread | None = None
-        self._steps = 2  # of the next call for several tokens
+        self._steps = 1  # of the next call for several tokens
         self._token_s = 0.0  # that a prompt's token took, the last time; 0: none was read yet
         self._stats = GenerationStats()
 
@@ -156,7 +157,7 @@ class Scheduler:
         for request in readers:  # a long prompt does not hold up the short ones behind it
             self._attempt([request], lambda one: self._read(one[0], max(LEAST, portion // len(readers))))
         ready = [r for r in self._running if not r.reading]
-        if ready and not any(r.reading for r in self._running) and self._several(ready):
+        if ready and len(ready) == len(self._running) and (self._several(ready) or self._streamed(ready)):
             return
         together = self._way.together(ready)
         if len(together) < 2:
@@ -178,8 +179,7 @@ class Scheduler:
     def _several(self, requests: list[TextRequest]) -> bool:
         """Some tokens for each of these in one call, if the way can do that: few at first, more as long as it is quick."""
         most = min(self._steps, *(request.made for request in requests))
-        if most < 2:
-            self._steps = max(2, self._steps)
+        if most < 1:
             return False
         begun = time.perf_counter()
         try:
@@ -192,9 +192,11 @@ class Scheduler:
             return False
         now = time.perf_counter()
         took, steps = now - begun, max(map(len, found))
-        self._steps = max(2, min(2 * most, MOST_STEPS, round(CALL_S / took * steps)))
+        self._steps = max(1, min(2 * most, MOST_STEPS, round(CALL_S / took * steps)))
         for request, ids in zip(requests, found, strict=True):
             request.length += len(ids)
+            for _ in () if request.sampling.greedy else ids:
+                request.points.take()  # what chance decided by
             self._say(request, ids, begun + took / steps, now)
         with self._changed:
             self._count(tokens=sum(map(len, found)), steps=steps)
@@ -213,6 +215,42 @@ class Scheduler:
             self._ended(request, "stop")
         elif request.made >= request.max_tokens:
             self._ended(request, "length")
+
+    def _streamed(self, requests: list[TextRequest]) -> bool:
+        """Give all running requests tokens until somebody comes or goes. False: they are to be computed step by step."""
+        if any(request.sampling.repetition_penalty != 1.0 for request in requests):
+            return False
+        try:
+            made = self._way.tokens(requests)
+            if made is None:
+                return False
+            with closing(made):
+                for tokens in made:
+                    now, over = time.perf_counter(), self._wanted_elsewhere(requests)
+                    if over or any(map(_is_last, requests, tokens)):
+                        over = True
+                        made.close()  # before anybody's memory is given to others
+                    for request, token in zip(requests, tokens, strict=True):
+                        request.length += 1
+                        if not request.sampling.greedy:
+                            request.points.take()  # what chance decided by
+                        self._say(request, [token], now, now)
+                    with self._changed:
+                        self._count(tokens=len(tokens), steps=1)
+                    if over:
+                        break
+        except Exception as exc:  # noqa: BLE001  (each by itself, as the next lines do it, finds the culprit)
+            log.info("%d requests together failed (%s); they go on step by step", len(requests), exc)
+            self._way.undo(requests)
+            return False
+        return True
+
+    def _wanted_elsewhere(self, requests: Sequence[TextRequest]) -> bool:
+        """Has one of these been cancelled or run out of time, or is there room for one who waits?"""
+        if self._closing or (self._waiting and len(self._running) < self._most_at_once):
+            return True
+        now = time.perf_counter()
+        return any(r.cancelled or (r.deadline is not None and now >= r.deadline) for r in requests)
 
     def _attempt(self, requests: list[TextRequest], compute: Compute) -> None:
         """Compute for these; if that fails, for each alone, so that only the culprit gets the error.
@@ -280,7 +318,11 @@ class Outlook:
     def token(self, row: int, request: TextRequest) -> int:
         if request.sampling.greedy and request.sampling.repetition_penalty == 1.0:
             return self.best[row]
-        return next_token(self.logits[row], request.sampling, request.tokens, request.random)
+        return next_token(self.logits[row], request.sampling, request.tokens, request.points)
+
+
+def _is_last(request: TextRequest, token: int) -> bool:
+    return token in request.ends or request.made + 1 >= request.max_tokens
 
 
 def _ours(exc: Exception, request: TextRequest) -> Exception:
