@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.counts import counted
 from anytorch.errors import InputError
 from anytorch.forecast.candles.read import problems
@@ -26,18 +26,19 @@ from anytorch.forecast.candles.tables import FIELDS, PRICES, as_pandas, column_v
 from anytorch.forecast.candles.tables import pandas as pd
 from anytorch.forecast.candles.times import parse_times
 from anytorch.forecast.decoding.sampling import Sampler
+from anytorch.limits import Limit
 
 
-def whole_number(name: str, value: Any, least: int, why: str) -> int:
-    """Any kind of integer (NumPy's, too) from `least` on; `why` ends the message for one below it."""
+def whole_number(name: str, value: Any, limit: Limit, why: str = "") -> int:
+    """Any kind of integer (NumPy's, too) within the limit; `why` ends the message for one below it."""
     try:
         found = operator.index(value)
     except TypeError:
         found = None
     if found is None or isinstance(value, bool):
         raise InputError(f"{name} is {value!r}, not a whole number")
-    if found < least:
-        raise InputError(f"{name} is {found}; {why}")
+    if not limit.holds(found):
+        raise InputError(f"{name} is {found}; {why if why and found < limit.least else limit.words}")
     return found
 
 
@@ -52,7 +53,7 @@ def make_sampler(T: Any, top_k: Any, top_p: Any) -> Sampler:
     """How ids are drawn. None for `top_k` or `top_p` means that it does not cut."""
     return Sampler(
         real_number("T", T),
-        0 if top_k is None else whole_number("top_k", top_k, 0, "it must not be negative; 0 keeps all ids"),
+        0 if top_k is None else whole_number("top_k", top_k, limits.TOP_K, "it must not be negative; 0 keeps all ids"),
         1.0 if top_p is None else real_number("top_p", top_p),
     )
 
@@ -185,7 +186,7 @@ def read_series(
 ) -> Series:
     """Check one history and the times to forecast. Raises InputError."""
     if pred_len is not None:
-        pred_len = whole_number("pred_len", pred_len, 1, "use at least 1")
+        pred_len = whole_number("pred_len", pred_len, limits.STEPS)
     frame = as_frame(table, where)
     times = history_times(frame, x_timestamp, where)
     if len(times) != len(frame):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.counts import counted
 from anytorch.devices.choose import resolve
 from anytorch.devices.locate import locate
@@ -84,12 +84,12 @@ class KronosPredictor:
         threads: int | Literal["auto"] | None = "auto",
     ) -> None:
         check_pair(model, tokenizer)
-        max_context = whole_number("max_context", max_context, 2, "a window has at least 2 rows")
+        max_context = whole_number("max_context", max_context, limits.WINDOW, "a window has at least 2 rows")
         clip = real_number("clip", clip)
         if not clip > 0:
             raise UsageError(f"clip is {clip} and must be above 0")
         if threads is not None and not (isinstance(threads, str) and threads == "auto"):
-            threads = whole_number("threads", threads, 1, "use at least one, or 'auto'")
+            threads = whole_number("threads", threads, limits.THREADS, "use at least one, or 'auto'")
         if not isinstance(quantization, (str, type(None))):
             raise UsageError(f"quantization is {quantization!r}, not a name", hint='quantization="int8"')
         self.resolution = resolve(device)
@@ -239,7 +239,7 @@ class KronosPredictor:
 
         What `predict` does between scaling a table and scaling back; arrays or tensors of any device.
         """
-        pred_len = whole_number("pred_len", pred_len, 1, "use at least 1")
+        pred_len = whole_number("pred_len", pred_len, limits.STEPS)
         check_arrays(x, x_stamp, y_stamp, pred_len)
         series = from_arrays(
             as_array(x).astype(np.float32), as_array(x_stamp).astype(np.int64), as_array(y_stamp).astype(np.int64)
@@ -262,8 +262,8 @@ class KronosPredictor:
         verbose: Verbose = False,
     ) -> list[Paths]:
         """The generated ids and normalised values of every series: what `predict` takes the mean of."""
-        samples = whole_number("sample_count", samples, 1, "use at least 1")
-        seed = None if seed is None else whole_number("seed", seed, 0, "use a whole number from 0 on")
+        samples = whole_number("sample_count", samples, limits.PATHS)
+        seed = None if seed is None else whole_number("seed", seed, limits.SEED)
         if rolling not in ROLLING:
             raise InputError(f"rolling is {rolling!r}; use one of: {', '.join(ROLLING)}")
         if not series:

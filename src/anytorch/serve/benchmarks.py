@@ -18,6 +18,7 @@ from typing import Any
 from anytorch import logs, settings
 from anytorch.child_process import OWN_GROUP, kill_group, python_command
 from anytorch.devices.bench import Row, benchmark
+from anytorch.devices.bench.results import busy_words
 from anytorch.devices.bench.workloads import workload_names
 from anytorch.devices.choose import resolve
 from anytorch.devices.types import Candidate
@@ -78,6 +79,10 @@ class BenchmarkRunner:
                     finished = True
                     # The limits are known at the end: the best that was measured is one.
                     rows = rows_of(data["report"])
+                    for device in data["report"]["devices"]:
+                        if words := busy_words(device["facts"]):
+                            problems.append(f"{device['id']}: {words}")
+                            yield "problem", {"device": device["id"], "test": "the whole run", "message": words}
                     run = keep(rows, problems, asked.seconds, data["report"].get("torch"), partial=False)
                     yield "done", {"run_id": run.run_id, "rows": rows}
                     continue

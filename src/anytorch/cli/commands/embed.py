@@ -9,7 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytorch import limits
 from anytorch.cli.output import Output, decorated
+from anytorch.cli.parser import number
 from anytorch.counts import counted
 
 if TYPE_CHECKING:
@@ -31,7 +33,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", help="write to this .parquet (can be resumed), .npy or "
                         ".jsonl file; without it JSON Lines go to standard output")  # fmt: skip
     parser.add_argument("--search", metavar="QUESTION", help="show the texts nearest in meaning to this query")
-    parser.add_argument("--k", type=int, default=5, metavar="N", help="number of texts to show (default: 5)")
+    parser.add_argument(
+        "--k", type=number(limits.HITS), default=5, metavar="N", help="number of texts to show (default: 5)"
+    )
     parser.add_argument("--model", metavar="MODEL", help="a folder, or a model on the Hugging Face Hub")
     parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, vulkan, …")
     parser.add_argument("--devices", metavar="LIST", help="several at once: all, or cuda:0,cuda:1")
@@ -41,13 +45,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt", default="passage", metavar="PROMPT",
         help="the name of one of the model's prompts, or a text (default: passage, if the model has such a prompt)",
     )  # fmt: skip
-    parser.add_argument("--dim", type=int, metavar="N", help="only the first N dimensions (Matryoshka)")
+    parser.add_argument(
+        "--dim", type=number(limits.DIMENSIONS), metavar="N", help="only the first N dimensions (Matryoshka)"
+    )
     parser.add_argument(
         "--precision", default="float32", metavar="KIND", help="float32, float16, int8, binary, ubinary"
     )
-    parser.add_argument("--max-length", type=int, metavar="N", help="truncate texts to this many tokens")
-    parser.add_argument("--batch-tokens", type=int, metavar="N", help="tokens per batch (default: measured)")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+    parser.add_argument(
+        "--max-length", type=number(limits.LENGTH), metavar="N", help="truncate texts to this many tokens"
+    )
+    parser.add_argument(
+        "--batch-tokens", type=number(limits.BATCH_TOKENS), metavar="N", help="tokens per batch (default: measured)"
+    )
+    parser.add_argument("--threads", type=number(limits.THREADS), metavar="N", help="CPU threads")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output file")
     parser.add_argument("--no-resume", action="store_true", help="discard the finished part of an interrupted run")
     parser.add_argument(

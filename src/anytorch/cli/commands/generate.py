@@ -6,7 +6,9 @@ import argparse
 import sys
 from typing import Any
 
+from anytorch import limits
 from anytorch.cli.output import Output
+from anytorch.cli.parser import number
 from anytorch.counts import counted
 
 
@@ -17,16 +19,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="the prompt is a message: use the model's chat template")
     parser.add_argument("--system", metavar="TEXT", help="the system message (with --chat)")
     parser.add_argument(
-        "--max-tokens", type=int, default=256, metavar="N", help="most tokens to generate (default: 256)"
+        "--max-tokens",
+        type=number(limits.NEW_TOKENS),
+        default=256,
+        metavar="N",
+        help="most tokens to generate (default: 256)",
     )
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 for the most likely text (default: the model's "
-                        "own setting)")  # fmt: skip
     parser.add_argument(
-        "--top-p", type=float, metavar="P", help="draw only from the likeliest tokens whose probabilities add up to P"
+        "--temperature", type=number(limits.TEMPERATURE), metavar="T",
+        help="0 for the most likely text (default: the model's own setting)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--top-p",
+        type=number(limits.SHARE),
+        metavar="P",
+        help="draw only from the likeliest tokens whose probabilities add up to P",
     )
-    parser.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    parser.add_argument("--top-k", type=number(limits.TOP_K), metavar="K", help="only the K likeliest tokens")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text; may be repeated")
-    parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
+    parser.add_argument("--seed", type=number(limits.SEED), metavar="N", help="the same seed gives the same text")
     parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, vulkan, …")
     parser.add_argument("--dtype", default="auto", metavar="DTYPE", help="auto, float32, float16, bfloat16")
     parser.add_argument("--quantization", metavar="KIND", help="int8, int4, int2 or fp4")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.counts import counted
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import InputError, OutOfMemory, UsageError
@@ -95,8 +95,8 @@ def encode_file(
             engine = stack.enter_context(ArrowEngine())
         if chunk_rows is None:
             chunk_rows = CPU_ROWS if engine.on_cpu else DEVICE_ROWS
-        elif isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int) or chunk_rows < 1:
-            raise UsageError(f"chunk_rows={chunk_rows!r}: use a whole number above 0")
+        else:
+            chunk_rows = limits.ROWS.check("chunk_rows", chunk_rows)
         engine.check_request(dim, precision, "numpy")
         identity = run_identity(
             rows,
