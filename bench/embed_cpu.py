@@ -35,7 +35,7 @@ from typing import Any
 import corpus
 from embed_cpu_child import CONTENDERS
 from embed_cpu_report import KINDS, REFERENCE, apart, show, targets, write_docs
-from provenance import provenance
+from provenance import provenance, write_results
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / ".cache" / "embed_cpu"
@@ -344,7 +344,7 @@ def main() -> int:
     result = report(options, texts, runs)
     show(result)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    write_results(options.output, result)
     print(f"\nwritten to {options.output}", file=sys.stderr)
     if late := apart(result):
         print(f"not interleaved with {REFERENCE}, measured at another time: {', '.join(late)}", file=sys.stderr)

@@ -36,7 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance
+from provenance import provenance, write_results
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -384,8 +384,7 @@ def main() -> None:
             finally:  # a run that is cut short has still said something
                 report["bench_s"] = time.perf_counter() - begin
                 if options.output:
-                    options.output.parent.mkdir(parents=True, exist_ok=True)
-                    options.output.write_text(json.dumps(results, indent=1))
+                    write_results(options.output, results)
                 print(report.get("explain", ""), flush=True)
     print(table(results))
 

@@ -31,7 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance
+from provenance import provenance, write_results
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
 
@@ -268,7 +268,7 @@ def main() -> None:
         report["checks"] = json.loads(options.output.read_text())["checks"] if options.output.is_file() else None
     else:
         report["checks"] = checks(options.shapes[0], splits, found.device, options.device)
-        options.output.write_text(json.dumps(report, indent=1))
+        write_results(options.output, report)
     if options.only == "checks":
         return
     began = time.perf_counter()
@@ -299,7 +299,7 @@ def main() -> None:
             print(
                 f"{shape:14} {name:36} {median * 1e3:9.2f} ms {options.batch / median:9.1f} windows/s {base / median:5.2f}×"
             )
-        options.output.write_text(json.dumps(report, indent=1))
+        write_results(options.output, report)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance
+from provenance import provenance, write_results
 
 LOOKBACK, CONTEXT, SEED = 400, 512, 11
 TIMED_STEPS = 7
@@ -68,7 +68,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     skipped: list[str] = []
     report = {
-        "machine": where(given),
+        **provenance(),
+        **where(given),
         "lookback": LOOKBACK,
         "context": CONTEXT,
         "rows": rows,
@@ -87,8 +88,7 @@ def main() -> None:
                 for way in filter(None, given.also.split(",")):
                     print("    " + other_words(row, way, also(given, row, way)), flush=True)
                 if not given.quick or given.output:
-                    output.parent.mkdir(parents=True, exist_ok=True)
-                    output.write_text(json.dumps(report, indent=1) + "\n")
+                    write_results(output, report)
     if skipped:
         print(f"skipped after {given.seconds:.0f} s: {', '.join(skipped)}")
     if not all(row["identical"] for row in rows):
@@ -467,9 +467,7 @@ def other_words(row: dict[str, Any], way: str, found: dict[str, Any]) -> str:
 def where(given: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    made = provenance()
-    facts = {"torch": torch.__version__, "threads": given.threads, "device": given.device}
-    return {**made.pop("machine"), **facts, **made}
+    return {"torch": torch.__version__, "threads": given.threads, "device": given.device}
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any
 import corpus
 import numpy as np
 from load import Server, client_program, free_port, request_bytes, run_client, write_requests
-from provenance import provenance
+from provenance import provenance, write_results
 from serve_report import serving, write_docs
 
 ROOT = Path(__file__).parents[1]
@@ -138,7 +138,7 @@ def main() -> None:
         "start_to_ready_s": starts,
         "results": measured,
     }
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    write_results(options.output, report)
     show(report)
     if options.docs:
         write_docs("bench/serve.py", serving(report))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import sys
 import time
@@ -28,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from provenance import provenance
+from provenance import provenance, write_results
 from torch import nn
 from webgpu_decoder import Decoder
 
@@ -480,8 +479,7 @@ def machine() -> dict[str, Any]:
     made = provenance()
     properties = torch.webgpu.get_device_properties()  # type: ignore[attr-defined]
     return {
-        **{name: value for name, value in made.items() if name != "machine"},
-        **made["machine"],
+        **made,
         "torch": torch.__version__,
         "adapter": properties["name"],
         "api": properties["api"],
@@ -545,9 +543,7 @@ def write(report: Report, output: Path | None) -> None:
     if output is None:
         return
     rows = [{**asdict(row), "share": row.share} for row in report.rows]
-    output.parent.mkdir(parents=True, exist_ok=True)
-    body = {"machine": report.machine, "rows": rows, "failed": report.failed, "skipped": report.skipped}
-    output.write_text(json.dumps(body, indent=1) + "\n")
+    write_results(output, {**report.machine, "rows": rows, "failed": report.failed, "skipped": report.skipped})
 
 
 if __name__ == "__main__":

@@ -149,9 +149,9 @@ CALLS: dict[str, tuple[Callable[..., Any], str]] = {
         lambda **given: anytorch.KronosPredictor(plain(predictor).model, plain(predictor).tokenizer, "cpu", **given),
         "max_context threads",
     ),
-    "KronosPredictor.predict": (
-        lambda **given: plain(predictor).predict(table(), **{"pred_len": 2, "verbose": False, **given}),
-        "pred_len T top_k top_p sample_count seed quantiles",
+    "KronosPredictor.forecast": (
+        lambda **given: plain(predictor).forecast(table(), **{"pred_len": 2, "verbose": False, **given}),
+        "pred_len T top_k top_p sample_count seed quantiles lookback",
     ),
     "ArrowEngine": (engine, "batch_tokens max_length threads"),
     "ArrowEngine.encode": (lambda **given: plain(engine).encode(["one"], **given), "dim"),
@@ -162,9 +162,9 @@ CALLS: dict[str, tuple[Callable[..., Any], str]] = {
 }
 # Which public names are not in the table, and why.
 ELSEWHERE = {
-    "KronosPredictor.predict_batch": "predict calls it",
-    "KronosPredictor.generate": "the same checks as predict",
-    "KronosPredictor.paths": "the same checks as predict",
+    "KronosPredictor.predict": "calls forecast, as predict_batch does forecast_batch",
+    "KronosPredictor.generate": "the same checks as forecast",
+    "KronosPredictor.paths": "the same checks as forecast",
     "TextGenerator.stream": "tests/text/generate: it needs a model",
     "ArrowEngine.encode_iter": "the same check as encode",
 }

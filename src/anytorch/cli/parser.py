@@ -147,6 +147,7 @@ COMMANDS: dict[str, Command] = {
         "anytorch embed texts.txt --output texts.parquet    one text per line; can be resumed\n"
         "anytorch embed reviews.csv --column body --output reviews.npy --quantization int8\n"
         "anytorch embed texts.parquet --search refund --k 3    the nearest in meaning, by the stored vectors\n"
+        "anytorch embed notes/ --search 'where did I put it'    a folder; its index is kept and updated\n"
         "anytorch embed - --dim 64 > vectors.jsonl    texts from standard input, one JSON list each",
     ),
     "generate": Command(

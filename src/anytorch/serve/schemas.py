@@ -64,6 +64,7 @@ class ModelInfo(Answer):
     parameters: int | None = None
     dim: int | None = None
     max_length: int | None = None
+    chat: bool | None = None  # of a text model: it has a chat template
     default: bool = False
     loaded: bool = False
 
@@ -272,9 +273,11 @@ class Candles(Body):
 
 
 class ForecastRequest(Body):
-    """Forecast exactly one of `candles`, `csv` and `sample`."""
+    """Forecast exactly one of `candles`, `values`, `csv` and `sample`."""
 
     candles: Candles | None = None
+    values: Column | None = Field(None, min_length=2, description="a series of single values; its forecast is `close`")
+    timestamps: list[str] | None = Field(None, max_length=MOST_ROWS, description="of `values`; without them, days")
     csv: str | None = None
     sample: bool = False
     horizon: int = Field(24, ge=1, le=limits.STEPS.most)
@@ -448,6 +451,14 @@ class BenchmarkRequest(Body):
     devices: list[str] | None = Field(None, min_length=1, max_length=32)
     seconds: float = Field(10.0, gt=0, le=600)
     workloads: list[str] | None = Field(None, max_length=MOST_WORDS)
+    keep_s: float = Field(0.0, ge=0, le=60, description="how long it goes on without a reader, who may come back")
+
+
+class RunningBenchmark(Answer):
+    """`seconds` is null where none runs."""
+
+    seconds: float | None = None
+    devices: list[str] | None = None
 
 
 class BenchmarkRow(Answer):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from anytorch import __version__, limits
 from anytorch.cli import demo_jobs
 from anytorch.cli.describe import device_json, devices_shown, would_use
-from anytorch.cli.output import Output
+from anytorch.cli.output import TRYING, Output
 from anytorch.cli.parser import number
 from anytorch.cli.requests import check_cache, named_device
 from anytorch.counts import counted
@@ -52,7 +52,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, output: Output) -> int:
     check_cache()
     with output.fallbacks_told() as warnings:
-        found = survey("needed")
+        with output.waiting(TRYING):
+            found = survey("needed")
         if found.facts.hardware.torch is None:
             python = found.facts.hardware.machine.executable
             raise TorchMissing(

@@ -243,9 +243,9 @@ def silent(words: str) -> None:
 
 
 def read(options: argparse.Namespace, note: Callable[[str], None]) -> list[Any]:
+    from anytorch.forecast.candles.columns import parse_given
     from anytorch.forecast.candles.generate import sample_market
     from anytorch.forecast.candles.read import read_many
-    from anytorch.forecast.candles.tables import parse_given
     from anytorch.forecast.training.windows import as_series
 
     if options.sample:

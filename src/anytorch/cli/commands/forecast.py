@@ -83,6 +83,10 @@ def run(options: argparse.Namespace, output: Output) -> int:
         for one, (history, _) in zip(series, jobs, strict=True)
         if len(history) < FEW_ROWS
     ]
+    if options.lookback is not None and options.lookback > predictor.max_context:
+        told.append(
+            f"--lookback {options.lookback}: the model sees {predictor.max_context} rows; the last ones are used"
+        )
     if predictor.max_context > own:
         told.append(f"--context {options.context}: {options.model} supports windows of at most {own} rows")
     for words in told:
@@ -132,7 +136,7 @@ def forecast(
         )
     try:
         with output.progress("forecasting") as progress:
-            found: list[Any] = predictor.predict_batch(
+            found: list[Any] = predictor.forecast_batch(
                 [history for history, _ in jobs],
                 y_timestamp_list=ahead,
                 pred_len=options.horizon,
@@ -160,9 +164,9 @@ def forecast(
 def read(options: argparse.Namespace, output: Output) -> list[Any]:
     """Read the series to forecast; guesses about the data go to standard error."""
     from anytorch.errors import UsageError, did_you_mean
+    from anytorch.forecast.candles.columns import parse_given
     from anytorch.forecast.candles.generate import sample_candles
     from anytorch.forecast.candles.read import newest_parts, read_many
-    from anytorch.forecast.candles.tables import parse_given
 
     if options.sample:
         (made,) = read_many([sample_candles(SAMPLE_ROWS, seed=options.seed)])
@@ -193,7 +197,7 @@ def histories(one: Any, options: argparse.Namespace, context: int) -> tuple[Any,
     held = options.horizon if options.holdout else 0
     require_rows(len(one), held + 2, one.where, "a forecast that is compared with the last rows" if held else "it")
     before, actual = one.frame.iloc[: len(one) - held], one.frame.iloc[len(one) - held :] if held else None
-    lookback = options.lookback or max(context // 2, context - options.horizon)
+    lookback = min(options.lookback or max(context // 2, context - options.horizon), context)
     return before.iloc[-lookback:], actual
 
 

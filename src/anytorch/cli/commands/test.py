@@ -49,10 +49,11 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if hardware.torch is None:
         raise TorchMissing(f"torch is not installed in {hardware.machine.executable}", hint=advise(hardware).command)
     names = concerned(request, known)
-    if names or options.timeout is not None:
-        report = run_children(names, timeout_s=options.timeout)
-    else:
-        report = try_out(hardware, refresh=True)  # everything: then it is worth remembering
+    with output.waiting("testing the devices, each in a process of its own"):
+        if names or options.timeout is not None:
+            report = run_children(names, timeout_s=options.timeout)
+        else:
+            report = try_out(hardware, refresh=True)  # everything: then it is worth remembering
     found = survey_of(replace(gather("never", hardware=hardware), torch=report))
     reasons, devices = found.reasons, found.devices
     asked: Sequence[Candidate]
