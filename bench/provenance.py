@@ -1,7 +1,7 @@
-"""Where a result comes from: script, date, commit, versions, and the machine with the CPU's features, for every results file.
+"""Where a result comes from: script, date, commit, versions, and the machine with the CPU's features.
 
-A ratio depends on them: integer kernels gain far more on a CPU with VNNI than on one without. `write_results` is the only way
-into bench/results/; tests/docs/test_results.py reads every file there and refuses one that does not say where it is from.
+A ratio depends on them: integer kernels gain far more on a CPU with VNNI than on one without. `write_results` is the only
+way into bench/results/; tests/docs/test_results.py reads every file there and refuses one that does not say where it is from.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = (
-    *(
+PACKAGES = tuple(
+    [
         "anytorch",
         "torch",
         "numpy",
@@ -27,8 +27,6 @@ PACKAGES = (
         "safetensors",
         "accelerate",
         "triton",
-    ),
-    *(
         "onnxruntime",
         "openvino",
         "ctranslate2",
@@ -38,8 +36,11 @@ PACKAGES = (
         "bitsandbytes",
         "wgpu",
         "tinygrad",
-    ),
-    *("fastapi", "uvicorn", "pandas", "pyarrow"),
+        "fastapi",
+        "uvicorn",
+        "pandas",
+        "pyarrow",
+    ]
 )
 
 # What makes one CPU run other code than the next: each of them changes what NumPy, torch, a driver or we compute with.

@@ -91,7 +91,8 @@ config = BertConfig(vocab_size=7, hidden_size=16, num_hidden_layers=1, num_atten
 model = BertForSequenceClassification(config)
 used = {}
 for name, device in (("none", None), ("number", 0), ("cpu", "cpu"), ("minus", -1)):
-    piped = pipeline("text-classification", model=model, tokenizer=tokenizer, **({} if device is None else {"device": device}))
+    asked = {} if device is None else {"device": device}
+    piped = pipeline("text-classification", model=model, tokenizer=tokenizer, **asked)
     used[name] = [str(piped.device), str(next(piped.model.parameters()).device), round(piped("good")[0]["score"], 4)]
     model.to("cpu")
 answer(**used)

@@ -167,7 +167,7 @@ class Output:
 
     @contextmanager
     def waiting(self, what: str, *, after_s: float = 2.0, every_s: float = 15.0) -> Iterator[None]:
-        """Say on standard error what is being waited for, where the block takes longer than a moment, and how long it has been."""
+        """Say on standard error what is being waited for, where the block takes longer than a moment."""
         from threading import Event, Thread
 
         over, began = Event(), time.monotonic()
