@@ -1,7 +1,7 @@
 """Where a result comes from: script, date, commit, versions, and the machine with the CPU's features.
 
 A ratio depends on them: integer kernels gain far more on a CPU with VNNI than on one without. `write_results` is the only
-way into bench/results/; tests/docs/test_results.py reads every file there and refuses one that does not say where it is from.
+way into bench/results/; tests/docs/test_results.py reads every file there and refuses one that does not say whence it is.
 """
 
 from __future__ import annotations

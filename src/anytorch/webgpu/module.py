@@ -150,7 +150,9 @@ class WebgpuModule:
             statistics.peak_allocated, statistics.peak_reserved = statistics.allocated, statistics.reserved
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """(free, total) bytes, as torch.cuda.mem_get_info. WebGPU tells no sizes: what ANYTORCH_WEBGPU_MEMORY allows, else what the card's driver says, else, where the memory is the host's, half of that; else 4 GiB."""
+        """(free, total) bytes, as torch.cuda.mem_get_info. WebGPU tells no sizes: it is what
+        ANYTORCH_WEBGPU_MEMORY allows, else what the card's driver says, else, where the memory is the host's, half of that;
+        else 4 GiB."""
         from anytorch.probe import snapshot
 
         adapter, hardware = open_runtime().adapter, snapshot()
