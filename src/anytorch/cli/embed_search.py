@@ -5,14 +5,21 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from anytorch.cli.output import Output, decorated
 from anytorch.counts import counted
-
-if TYPE_CHECKING:
-    from anytorch.text.embed import ArrowEngine
-    from anytorch.text.embed.files_read import Source
+from anytorch.errors import InputError, UsageError
+from anytorch.files import parse_json
+from anytorch.text.embed import ArrowEngine
+from anytorch.text.embed.bar import progress_bar
+from anytorch.text.embed.compare import as_matrix
+from anytorch.text.embed.files_journal import differences, engine_identity, file_identity
+from anytorch.text.embed.files_read import Source
+from anytorch.text.embed.files_write import facts_path, read_facts
+from anytorch.text.embed.folder import FolderIndex
 
 VECTORS = "embedding"
 SHOWN = 100  # characters of a text in the table of hits
@@ -44,9 +51,6 @@ def search(engine: ArrowEngine, source: Source | Path, options: argparse.Namespa
 
 def corpus(engine: ArrowEngine, source: Source, options: argparse.Namespace) -> tuple[list[str | None], Any]:
     """The texts and their vectors: read from the file if this command wrote it with this model, else computed."""
-    import numpy as np
-
-    from anytorch.text.embed.compare import as_matrix
 
     if VECTORS not in source.columns:
         texts = [text for chunk in source.chunks(1024) for text in chunk.texts if text is not None]
@@ -63,7 +67,6 @@ def corpus(engine: ArrowEngine, source: Source, options: argparse.Namespace) -> 
 
 
 def check_shape(engine: ArrowEngine, path: Path, vectors: Any, options: argparse.Namespace) -> None:
-    from anytorch.errors import UsageError
 
     wanted = options.dim or engine.dim
     if vectors.ndim != 2 or vectors.shape[1] != wanted or vectors.dtype.kind != "f":
@@ -78,13 +81,6 @@ def stored_array(
     engine: ArrowEngine, path: Path, options: argparse.Namespace, output: Output
 ) -> tuple[list[str | None], Any]:
     """The vectors of a .npy, and their texts from the file they were made of, where the file beside it says which."""
-    import numpy as np
-
-    from anytorch.errors import InputError
-    from anytorch.files import parse_json
-    from anytorch.text.embed.files_journal import file_identity
-    from anytorch.text.embed.files_read import Source
-    from anytorch.text.embed.files_write import facts_path
 
     try:
         vectors = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -113,8 +109,6 @@ def search_folder(
     engine: ArrowEngine, folder: Path, target: Path | None, options: argparse.Namespace, output: Output
 ) -> dict[str, Any]:
     """Bring the index of a folder up to date, then show the hits, or write the index to a Parquet file."""
-    from anytorch.text.embed.bar import progress_bar
-    from anytorch.text.embed.folder import FolderIndex
 
     index = FolderIndex(folder, engine, prompt=options.prompt, dim=options.dim)
     with progress_bar(folder.name or str(folder)) as progress:
@@ -143,7 +137,6 @@ def search_folder(
 
 def check_made_alike(engine: ArrowEngine, source: Source, prompt: str) -> None:
     """Raise UsageError for stored vectors of another model or prompt. Files that do not say how they were made pass."""
-    from anytorch.text.embed.files_write import read_facts
 
     identity = (read_facts(source.path) or {}).get("identity")
     if identity is not None:
@@ -151,8 +144,6 @@ def check_made_alike(engine: ArrowEngine, source: Source, prompt: str) -> None:
 
 
 def check_identity(engine: ArrowEngine, path: Path, identity: dict[str, Any], prompt: str) -> None:
-    from anytorch.errors import UsageError
-    from anytorch.text.embed.files_journal import differences, engine_identity
 
     now = engine_identity(engine)
     compared = ("model", "pooling", "steps")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytorch import limits
-from anytorch.cli.embed_search import search, search_folder
 from anytorch.cli.output import Output, decorated
 from anytorch.cli.parser import number
 from anytorch.counts import counted
@@ -71,6 +70,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, output: Output) -> int:
     import time
 
+    from anytorch.cli.embed_search import search, search_folder
     from anytorch.cli.requests import new_file
     from anytorch.errors import UsageError
     from anytorch.text.embed import ArrowEngine
