@@ -81,8 +81,8 @@ def test_the_argument_lies_as_the_kernel_reads_it() -> None:
     argument = cuda._run_of(3)
     assert ctypes.sizeof(cuda._Layer) == 15 * 8 + 4 * 4
     assert argument.positions.offset == 12 * 8
-    assert (argument.steps.offset, argument.eps.offset, argument.trace.offset) == (104, 124, 136)
-    assert argument.layers.offset == 144 and ctypes.sizeof(argument) == 144 + 3 * 136
+    assert (argument.steps.offset, argument.eps.offset, argument.trace.offset) == (104, 120, 128)
+    assert argument.layers.offset == 136 and ctypes.sizeof(argument) == 136 + 3 * 136
     source = cuda.SOURCE.read_text()
     assert members(source, "Layer") == [one[0] for one in cuda._Layer._fields_]
     assert members(source, "Run") == [one[0] for one in argument._fields_]
