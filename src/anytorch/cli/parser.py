@@ -202,7 +202,7 @@ class Parser(argparse.ArgumentParser):
             except ValueError as exc:
                 name = action.option_strings[-1] if action.option_strings else action.metavar
                 raise UsageError(f"{self.prog}: {name} {exc}", hint=f"run `{self.prog} --help`") from exc
-        return super()._get_value(action, arg_string)  # type: ignore[misc]
+        return super()._get_value(action, arg_string)
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         """Print help or version, also on a terminal that is not UTF-8, where argparse itself fails."""

@@ -58,7 +58,7 @@ def forget_all() -> list[Path]:
         *((store.path, store.clear) for store in map(Store, (*STORES, *RETIRED))),
         (records.folder(), lambda: records.clear()[0]),
         (measured.folder(), measured.clear),
-        (folders, lambda: folders.exists() and not shutil.rmtree(folders)),
+        (folders, lambda: removed_folder(folders)),
     ]
     for path, clear in forgetting:
         try:
@@ -66,3 +66,11 @@ def forget_all() -> list[Path]:
         except OSError as exc:
             raise CacheError(f"cannot remove the cache {path}: {exc.strerror}", hint="remove it by hand") from exc
     return removed
+
+
+def removed_folder(path: Path) -> bool:
+    """Remove a folder with all that is in it; False if there was none."""
+    if not path.exists():
+        return False
+    shutil.rmtree(path)
+    return True
