@@ -159,9 +159,9 @@ def test_volume_that_is_not_negative(minutes: Any, predictor: Any) -> None:
     made, history = predictor("a"), minutes.iloc[:40].copy()
     history[["volume", "amount"]] = 0.0
     history.loc[7, ["volume", "amount"]] = 1e6  # one burst: zero is a fraction of a standard deviation below the mean
-    options: Any = {"pred_len": 30, "sample_count": 3, "seed": 0, "return_samples": True}
-    free = made.predict(history, **options)
-    cut = made.predict(history, non_negative_volume=True, **options)
+    options: Any = {"pred_len": 30, "sample_count": 3, "seed": 0}
+    free = made.forecast(history, **options)
+    cut = made.forecast(history, non_negative_volume=True, **options)
     assert (free.samples[..., 4:] < 0).any(), "or this shows nothing"
     assert (cut.samples[..., 4:] >= 0).all() and (cut.mean[["volume", "amount"]] >= 0).all().all()
     np.testing.assert_allclose(cut.samples[..., :4], free.samples[..., :4])
@@ -260,7 +260,7 @@ def test_a_bar_at_a_terminal(minutes: Any, predictor: Any, monkeypatch: pytest.M
 def test_numbers_of_numpy(minutes: Any, predictor: Any) -> None:
     made, history = predictor("a"), minutes.iloc[:30]
     plain = made.predict(history, pred_len=3, sample_count=2, T=0.9, top_k=4, seed=5, verbose=False)
-    found = made.predict(
+    found = made.forecast(
         history,
         pred_len=np.int64(3),
         sample_count=np.int32(2),

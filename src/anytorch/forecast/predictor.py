@@ -427,7 +427,7 @@ class KronosPredictor:
 def refuse_details(options: Mapping[str, Any]) -> None:
     """Raise UsageError for options of `forecast` that ask for more than the DataFrame `predict` returns."""
     for name in ("quantiles", "return_samples"):
-        if options.get(name):
+        if options.get(name) is not None and options[name] is not False:
             raise UsageError(
                 f"predict returns one DataFrame, and {name}= asks for more",
                 hint="predictor.forecast(…) has mean, samples and quantiles",
