@@ -17,6 +17,7 @@ from anytorch.gpu.profile import Profile
 from anytorch.gpu.runtime import forked, open_runtime, opened
 from anytorch.gpu.tape import Tape
 from anytorch.webgpu import fallback, random
+from anytorch.webgpu.matrix_products import described
 from anytorch.webgpu.tensors import NAME
 
 UNKNOWN_NBYTES = 4 << 30  # of a card whose driver does not tell
@@ -92,6 +93,7 @@ class WebgpuModule:
             "driver": adapter.driver,
             "features": sorted(runtime.features),
             "limits": runtime.limits,
+            "matrix_cores": described(runtime),
         }
 
     def adapters(self) -> list[dict[str, str]]:
