@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -247,6 +250,33 @@ def overhead(settings: Settings) -> Iterator[Row]:
     yield compare("overhead", "item()", "us", 1, one, settings)
 
 
+FIRST = """
+import sys, time, torch, anytorch.webgpu
+n = int(sys.argv[1])
+a = torch.randn(n, n)
+b = a.to("webgpu")
+(b + b).cpu()
+start = time.perf_counter()
+c = (b @ b).cpu()
+seconds = time.perf_counter() - start
+wanted = a[:64].double() @ a.double()
+assert float((c[:64] - wanted).abs().max() / wanted.abs().max()) < 1e-4
+print(seconds)
+"""
+
+
+def first_use(settings: Settings) -> Iterator[Row]:
+    """A process's first product of a size, with its compiling: nothing known of the card, and then remembered."""
+    size = 96 if settings.small else 1024
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ("nothing known", "remembered"):
+            done = subprocess.run(
+                [sys.executable, "-c", FIRST, str(size)], env={**os.environ, "ANYTORCH_CACHE_DIR": cache},
+                capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            yield Row("first use", f"float32 product {size}, {name}", "ms", float(done.stdout) * 1e3)
+
+
 def fused(settings: Settings) -> Iterator[Row]:
     rows, width = (64, 256) if settings.small else (16_384, 1024)
     x = torch.randn(rows, width)
@@ -465,6 +495,7 @@ SECTIONS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "matmul": matmul,
     "memory": memory,
     "overhead": overhead,
+    "first": first_use,
     "linear": linear,
     "fused": fused,
     "attention": attention,
