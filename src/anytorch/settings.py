@@ -21,6 +21,7 @@ from typing import Any
 
 from anytorch.errors import ConfigError, did_you_mean
 from anytorch.files import replace_file
+from anytorch.limits import THREADS
 from anytorch.values import dataclass
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -47,7 +48,7 @@ def _checks(value: Any) -> str:
         raise ValueError("use on, off or now") from None
 
 
-MOST_THREADS = 1024  # of a CPU: more hold a machine up long before they could help
+MOST_THREADS = int(THREADS.most)  # of a CPU: more hold a machine up long before they could help
 
 
 def _positive_int(value: Any) -> int:
@@ -155,6 +156,9 @@ _TABLE = (
     Setting("webgpu_checks", "on", _checks, ("ANYTORCH_WEBGPU_CHECKS",),
         "an index out of range on the webgpu device: on raises IndexError at the next wait for the device, "
         "off reads zero in silence, now waits for every op with indices and raises there (slow, for debugging)"),
+    Setting("webgpu_native", True, _boolean, ("ANYTORCH_WEBGPU_NATIVE",),
+        "on: small ops of the webgpu device are launched by our C++, where it was carried or can be compiled; "
+        "off: by Python, which computes the same and takes longer"),
     Setting("mode", "balanced", _one_of("speed", "balanced", "memory", "full"), ("ANYTORCH_MODE", "VB_MODE"),
         "the mode that `virtual_blackwell` turns on: speed, balanced, memory or full"),
     Setting("virtual_blackwell", False, _boolean, ("ENABLE_VIRTUAL_BLACKWELL",),

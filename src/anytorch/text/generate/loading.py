@@ -135,12 +135,14 @@ def load(
         share = 1.0 if quantization is None else (parse_format(quantization).bits + 1.0) / (8 * ITEM_NBYTES[chosen])
         packed = round(need * (1 - (1 - share) * packable / max(nbytes, 1)))
         if packed + kept <= room:
-            opened, why_none = opened_kernel(transformers, folder, device, chosen, config, quantization, kernel)
+            both = quantization is None or packed + need + kept <= room  # floats stay beside packed weights
+            opened, why_none = opened_kernel(transformers, folder, device, chosen, config, quantization, kernel, both)
             if opened is not None:
                 opened.tokenizer = tokenizer
                 free = memory(device).free
                 spare = UNKNOWN if free is None else int(free * CACHE_SHARE)
-                opened.cache_room = spare if budget is None else min(spare, budget - packed)
+                beside = need if quantization is not None and device.type != "cpu" else 0  # the floats
+                opened.cache_room = spare if budget is None else min(spare, budget - packed - beside)
                 return opened
             model = from_folder(transformers, folder, chosen)
             notes = []
@@ -184,22 +186,26 @@ def opened_kernel(
     config: dict[str, Any],
     quantization: str | None,
     kernel: str,
+    both: bool,
 ) -> tuple[Loaded | None, str]:
-    """The model as one of our decoders with its kernel, still without a tokenizer; None and the reason where it is none."""
+    """The model as one of our decoders with its kernel, still without a tokenizer; None and the reason where it is none.
+    `both`: is there room for packed weights beside the floats?"""
     family = str(config.get("model_type"))[:40]
     if kernel == "off":
         return None, "kernel='off'"
     if family not in FAMILIES:
         return None, f"our decoders do not know the family {family}"
-    if quantization is not None and (quantization not in PACKED or device.type != "cpu"):
-        return None, f"the kernels read no weights in {quantization} on {device.type}"
+    if quantization is not None and quantization not in PACKED:
+        return None, f"the kernels read no weights in {quantization} yet"
+    host = quantization is not None and device.type == "cpu"
+    if host and (refusal := host_refusal(device, family)):
+        return None, refusal
+    if not both and not host:
+        return None, f"there is no room for weights in {quantization} beside those in {dtype}, which kernels read, too"
     try:
-        if quantization is None:
-            opened = open_kernel(folder, device, dtype)
-        elif refusal := host_refusal(device, family):
-            return None, refusal
-        else:
-            opened = open_packed(folder, dtype, quantization)
+        opened = (
+            open_packed(folder, dtype, str(quantization)) if host else open_kernel(folder, device, dtype, quantization)
+        )
         settings = read_settings(transformers, folder)
     except ModelError as exc:
         log.info("%s is computed by transformers: %s", folder.name, exc.message)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._decomp import decomposition_table
 
-from anytorch.gpu.buffers import TAG
+from anytorch.gpu.buffers import OFFSET_MASK, TAG
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl import norm as wgsl
@@ -19,7 +19,7 @@ from anytorch.webgpu.dtypes import name_of, usable
 from anytorch.webgpu.folds import reduce_dims
 from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.launch import NoKernel, check_devices, infer, launch, made_by, unwatched
-from anytorch.webgpu.pointwise import Rule, run
+from anytorch.webgpu.pointwise import Rule, number, run
 from anytorch.webgpu.rows import Geometry, Inputs, row_plan, run_rows
 from anytorch.webgpu.tensors import KEY, aten, new_contiguous, new_tensor
 
@@ -325,9 +325,13 @@ def channelwise(
         inner = math.prod(first.shape[2:])
     if out.numel() == 0:
         return out
-    kernel = wgsl.Channelwise(expression, tuple(name_of(t.dtype) for t in dense), len(values), name_of(dtype))
+    fours = inner % 4 == 0 and all(
+        t.dtype.itemsize <= 4 and (t.data_ptr() & OFFSET_MASK) // t.dtype.itemsize % 4 == 0 for t in (*dense, out)
+    )
+    names = tuple(name_of(t.dtype) for t in dense)
+    kernel = wgsl.Channelwise(expression, names, len(values), name_of(dtype), fours)
     read = [*dense, *[narrowed(contiguous(t), torch.float32) for t in values]]
-    lanes = max(1, 4 // dtype.itemsize) if name_of(dtype) == "bfloat16" else 1
+    lanes = 4 if fours else max(1, 4 // dtype.itemsize) if name_of(dtype) == "bfloat16" else 1
     groups = -(-out.numel() // (wgsl.CHANNEL_THREADS * lanes))
     head = (out.numel(), inner, first.size(1))
     launch(kernel, wgsl.render_channelwise, [*read, out], groups, placed=len(read), head=head)
@@ -365,9 +369,11 @@ def batch_norm(
                 run(_TOWARDS, op, (running, fresh, momentum), out=running)
         saved = (mean, rstd)
     else:
-        mean, rstd = _running(op, running_mean, running_var, eps)
+        assert running_mean is not None and running_var is not None
+        mean, rstd = running_mean, running_var
         saved = (new_contiguous((0,), torch.float32), new_contiguous((0,), torch.float32))
-    expression = "(x0 - c0) * c1"
+    # In the kernel: a launch of its own for the deviations of a few channels takes as long as many an activation's.
+    expression = "(x0 - c0) * c1" if training else f"(x0 - c0) * inverseSqrt(c1 + {number(eps)})"
     values = [mean, rstd]
     for tensor, sign in ((weight, "*"), (bias, "+")):
         if tensor is not None:
