@@ -35,7 +35,7 @@ def cases() -> dict[str, Case]:
         "ragged": (torch.mm, [numbers(50, 72), numbers(72, 104)]),
         "both transposed": (torch.mm, [numbers(72, 50).t(), numbers(104, 72).t()]),
         "one transposed": (torch.mm, [numbers(50, 72), numbers(104, 72).t()]),
-        "odd sizes are copied": (torch.mm, [numbers(33, 71), numbers(71, 45)]),
+        "odd sizes": (torch.mm, [numbers(33, 71), numbers(71, 45)]),
         "a view off the beat": (torch.mm, [padded[:, 3:75], numbers(72, 40)]),
         "split sums": (torch.mm, [numbers(32, 2048), numbers(2048, 32)]),
         "batches": (torch.bmm, [numbers(3, 40, 64), numbers(3, 64, 48)]),

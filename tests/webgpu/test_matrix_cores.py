@@ -30,7 +30,7 @@ QUICK = (
     "whole tiles",
     "ragged",
     "both transposed",
-    "odd sizes are copied",
+    "odd sizes",
     "split sums",
     "batches",
     "bias",

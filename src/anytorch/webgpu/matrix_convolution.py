@@ -17,7 +17,7 @@ from anytorch.webgpu.matrix_products import LEAST, SOFTWARE_TILES, MatrixTiling,
 from anytorch.webgpu.tensors import new_contiguous
 
 Pair = tuple[int, int]
-KEPT = 3  # tiles that are tried for a shape
+KEPT = 2  # tiles that are tried for a shape
 TILES = (
     Tile(128, 128, 32, 2, 2, buffers=1),
     Tile(64, 128, 32, 2, 2, buffers=1),
@@ -68,7 +68,10 @@ def offered(runtime: Runtime, x: torch.Tensor, weight: torch.Tensor, gather: Gat
     ]
     sizes = [1 << (size - 1).bit_length() for size in (gather.groups, gather.rows, gather.columns)]
     # Sums are not split here: an expectation with k = 1 does not count on it.
-    return [MatrixTiling(tile) for tile in sorted(usable, key=lambda tile: expected(tile, *sizes, 1))[:KEPT]]
+    return [
+        MatrixTiling(tile, reads="gathered")
+        for tile in sorted(usable, key=lambda tile: expected(tile, *sizes, 1))[:KEPT]
+    ]
 
 
 def convolve(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anytorch.gpu.spirv.matmul import EIGHT, Product, Writer, load_float, word_of_two
+from anytorch.gpu.spirv.matmul import EIGHT, Product, Writer, eight_halves, half_of, load_float, word_of_two
 from anytorch.gpu.spirv.module import Value
 
 Pair = tuple[int, int]
@@ -44,13 +44,10 @@ class _Writer(Writer):
 
     def _bind(self) -> None:
         module, kernel = self.module, self.kernel
-        module.require(4433)  # elements of 16 bits in buffers: their bits alone, so bfloat16 is read as float16
-        half = self.half = module.float16()
-        self.a = module.buffer(0, self.quad, 16)
-        self.b = module.buffer(1, half, 2)
+        self.a = self._halves(0, units=True)
+        self.b = self._halves(1, units=False)
         self.d = module.buffer(2, module.u32, 4) if kernel.added else None
-        wide = kernel.whole_rows
-        self.c = module.buffer(kernel.bindings - 1, self.quad if wide else half, 16 if wide else 2, writable=True)
+        self.c = self._halves(kernel.bindings - 1, units=kernel.whole_rows, writable=True)
         places = ("a_at", "b_at", *(("d_at",) if kernel.added else ()), "c_at")
         self.p = module.parameters((*places, *PARAMETERS))
 
@@ -100,10 +97,8 @@ class _Writer(Writer):
             there = module.both(module.both(y < p["xh"], x < p["xw"]), inside)
             at = image + channel + (y * p["xw"] + x) * p["x_place"]
             value = module.read(self.b, module.select(there, at, module.constant(0)))
-            halves.append(module.select(there, value, module.zero(self.half)))
-        two = module.vector(self.half, 2)
-        words = [module.bitcast(module.u32, module.op(80, two, halves[i], halves[i + 1])) for i in range(0, EIGHT, 2)]
-        return module.op(80, self.quad, *words)
+            halves.append(module.select(there, value, module.zero(module.float16())))
+        return eight_halves(module, halves)
 
     def _write(self, m: Value, n: Value, values: list[Value]) -> None:
         module, p, kernel = self.module, self.p, self.kernel
@@ -117,9 +112,8 @@ class _Writer(Writer):
             at = line + n // self.places * p["o_image"] + n % self.places
             module.write(self.c, at // EIGHT, module.op(80, self.quad, *pairs))
             return
-        two = module.vector(self.half, 2)
         for j in range(EIGHT):
             one = n + j
             with module.when(one < p["n"]):
                 at = line + one // self.places * p["o_image"] + one % self.places
-                module.write(self.c, at, module.op(81, self.half, module.bitcast(two, pairs[j // 2]), j % 2))
+                module.write(self.c, at, half_of(module, pairs, j))
