@@ -1,9 +1,9 @@
 """Attention on matrix cores: scores, softmax and output of a block of queries in one kernel, as SPIR-V.
 
 A subgroup has as many queries as one or two matrices have rows. Blocks of keys and values pass through workgroup memory;
-the scores of a block go through it too, because only there is an element's place known: each row's lanes turn it into weights
-in half precision. The maximum and the sum of a row are kept by its lanes, the output in float32 matrices, which are corrected
-by a matrix of factors when a row's maximum grows. The operands and parameters are those of the WGSL kernels.
+the scores of a block go through it too, because only there is an element's place known: each row's lanes turn it into
+weights in half precision. The maximum and the sum of a row are kept by its lanes, the output in float32 matrices, which are
+corrected by a matrix of factors when a row's maximum grows. The operands and parameters are those of the WGSL kernels.
 """
 
 from __future__ import annotations
