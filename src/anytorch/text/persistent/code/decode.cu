@@ -28,6 +28,9 @@ constexpr int IN_FLIGHT = WARPS > 8 ? 2 : 4;  // loads of a warp: more warps hav
 constexpr int Q = HEADS * HEAD, KV = KV_HEADS * HEAD, GROUP = HEADS / KV_HEADS, QKV = Q + 2 * KV;
 constexpr u32 NONE = 0xfff0deadu;  // a NaN that arithmetic never makes: its own is 0x7fffffff
 constexpr u32 PATIENCE = 1u << 22;  // polls until something must have gone wrong
+#ifndef NAP
+#define NAP 0
+#endif
 #ifndef SPLIT
 #define SPLIT 128  // positions that are worth a block of their own
 #endif
@@ -109,6 +112,11 @@ __device__ __forceinline__ float larger_or_none(float a, float b) {  // what is 
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
     return c;
 }
+__device__ __forceinline__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 __device__ __forceinline__ float over_warp(float sum) {
 #pragma unroll
     for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
@@ -133,6 +141,11 @@ __device__ __forceinline__ u32 look(const float* at) {
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
     return v;
 }
+// Between two looks: a limit, and with NAP (nanoseconds) a pause, which leaves the second-level cache to those who compute.
+__device__ __forceinline__ void look_again(u32 tries) {
+    if (tries > PATIENCE) __trap();
+    if (NAP) __nanosleep(NAP);
+}
 __device__ __forceinline__ bool is_there(uint4 v) { return v.x != NONE && v.y != NONE && v.z != NONE && v.w != NONE; }
 
 // COUNT words from addresses that lie `stride` floats apart, as soon as all are there.
@@ -145,7 +158,7 @@ template <int COUNT> __device__ __forceinline__ void await(const float* at, int 
 #pragma unroll
         for (int i = 0; i < COUNT; i++) all &= v[i] != NONE;
         if (all) break;
-        if (tries > PATIENCE) __trap();
+        look_again(tries);
     }
 #pragma unroll
     for (int i = 0; i < COUNT; i++) found[i] = __uint_as_float(v[i]);
@@ -357,14 +370,15 @@ template <int K, int UNIT, class Emit> __device__ __forceinline__ void product(c
             if (from >= there) break;
 #pragma unroll 1
             for (int part = 0; part < PARTS; part++) {
+                if (from + part) stream.refill(run, warp, lane);  // the slot before
                 stream.wait();
                 multiply<K>(stream.slots + stream.slot * CHUNK, xs, part, lane, sums + from);
-                stream.refill(run, warp, lane);
             }
         }
 #pragma unroll
         for (int i = 0; i < UNIT; i++) sums[i] = over_warp(sums[i]) * (BITS == 16 ? 1 : scale);
         emit(unit * UNIT, sums, there);
+        stream.refill(run, warp, lane);  // afterwards: somebody may be waiting for the sums
     }
 }
 
@@ -381,7 +395,7 @@ template <int K> __device__ __forceinline__ u32 all_of() {
 template <int K> __device__ __forceinline__ void first_of_them(const float* x) {
     constexpr int LAST = (K / 4 + THREADS - 1) / THREADS - 1;
     if (LAST < 4 || (LAST * THREADS + (int)threadIdx.x) * 4 >= K) return;
-    for (u32 tries = 0; !is_there(look4(x + (LAST * THREADS + threadIdx.x) * 4)); tries++) if (tries > PATIENCE) __trap();
+    for (u32 tries = 0; !is_there(look4(x + (LAST * THREADS + threadIdx.x) * 4)); tries++) look_again(tries);
 }
 
 // This thread's four numbers of a vector's turn, for the products of all warps: from (turn * THREADS + thread) * 4 on. Every thread of
@@ -432,7 +446,7 @@ template <int K> struct Vector {
                     missing &= ~(1u << i);
                     v[i][0] = __uint_as_float(seen[i].x), v[i][1] = __uint_as_float(seen[i].y), v[i][2] = __uint_as_float(seen[i].z), v[i][3] = __uint_as_float(seen[i].w);
                 }
-            if (tries > PATIENCE) __trap();
+            if (missing) look_again(tries);
         }
     }
     __device__ __forceinline__ void read(const u16* x) {
@@ -489,7 +503,7 @@ template <int K> __device__ __forceinline__ void take(const float* x, unsigned c
                     put<K>(xs, from + i, __uint_as_float(seen[i].x), __uint_as_float(seen[i].y), __uint_as_float(seen[i].z), __uint_as_float(seen[i].w));
 #endif
                 }
-            if (tries > PATIENCE) __trap();
+            if (missing >> from & 15) look_again(tries);
         }
 #if BITS < 16
 #pragma unroll
@@ -580,13 +594,13 @@ __device__ __forceinline__ void attend(const Run& run, const Layer& layer, float
         }
     };
     auto raise = [&](int g, float score) {  // from a maximum of LEAST, too, where nothing counts yet
-        const float higher = fmaxf(most[g], score), by = higher == LEAST ? 1 : exp2f(most[g] - higher);
+        const float higher = fmaxf(most[g], score), by = higher == LEAST ? 1 : power_of_2(most[g] - higher);
         most[g] = higher, sum[g] *= by;
 #pragma unroll
         for (int i = 0; i < 8; i++) mixed[g][i] *= by;
     };
     auto weigh = [&](int g, float score, const float (&value)[8]) {
-        const float by = score == LEAST ? 0 : exp2f(score - most[g]);
+        const float by = score == LEAST ? 0 : power_of_2(score - most[g]);
         sum[g] += by;
 #pragma unroll
         for (int i = 0; i < 8; i++) mixed[g][i] = fmaf(by, value[i], mixed[g][i]);
@@ -643,7 +657,7 @@ __device__ __forceinline__ void attend(const Run& run, const Layer& layer, float
 #pragma unroll
         for (int o = LANES; o < 32; o <<= 1) {
             const float other = __shfl_xor_sync(~0u, most[g], o), theirs = __shfl_xor_sync(~0u, sum[g], o), higher = fmaxf(most[g], other);
-            const float by = most[g] == LEAST ? 0 : exp2f(most[g] - higher), their_by = other == LEAST ? 0 : exp2f(other - higher);
+            const float by = most[g] == LEAST ? 0 : power_of_2(most[g] - higher), their_by = other == LEAST ? 0 : power_of_2(other - higher);
             most[g] = higher, sum[g] = sum[g] * by + theirs * their_by;
 #pragma unroll
             for (int i = 0; i < 8; i++) mixed[g][i] = mixed[g][i] * by + __shfl_xor_sync(~0u, mixed[g][i], o) * their_by;
@@ -665,7 +679,7 @@ __device__ __forceinline__ void attend(const Run& run, const Layer& layer, float
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
             const float* part = parts + (w * GROUP + g) * PART;
-            const float by = exp2f(part[HEAD] - highest);
+            const float by = power_of_2(part[HEAD] - highest);
             total_sum += part[HEAD + 1] * by, value += part[d] * by;
         }
         if (split) {
@@ -693,7 +707,7 @@ __device__ __forceinline__ void attend(const Run& run, const Layer& layer, float
                     if (__float_as_uint(found[b][0]) == NONE) await<1>(part + d, 0, &found[b][0]);
                     if (__float_as_uint(found[b][1]) == NONE) await<1>(part + HEAD, 0, &found[b][1]);
                     if (__float_as_uint(found[b][2]) == NONE) await<1>(part + HEAD + 1, 0, &found[b][2]);
-                    const float higher = fmaxf(highest, found[b][1]), by = exp2f(highest - higher), their_by = exp2f(found[b][1] - higher);
+                    const float higher = fmaxf(highest, found[b][1]), by = power_of_2(highest - higher), their_by = power_of_2(found[b][1] - higher);
                     highest = higher, total_sum = total_sum * by + found[b][2] * their_by, value = value * by + found[b][0] * their_by;
                 }
         }
@@ -789,7 +803,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
                 float gate = of_lane<2>(found, lane), up = of_lane<2, 1>(found, lane);
                 if (2 * lane < there) {
                     if (layer.gate_up_bias) gate += layer.gate_up_bias[i], up += layer.gate_up_bias[i + 1];
-                    publish(flow + AT_INNER + i / 2, gate / (1 + exp2f(-LOG2E * gate)) * up), set_back(before + AT_INNER + i / 2);
+                    publish(flow + AT_INNER + i / 2, __fdividef(gate, 1 + power_of_2(-LOG2E * gate)) * up), set_back(before + AT_INNER + i / 2);
                 }
             });
             mark(step, number, 6);
@@ -828,7 +842,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
             for (u32 tries = 0;; tries++) {
                 asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(one) : "l"(turn + b) : "memory");
                 if (one) break;
-                if (tries > PATIENCE) __trap();
+                look_again(tries);
             }
             if (!b) stops = one & 1;
             all = larger_of(all, one & ~1ull);
