@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from anytorch.webgpu.dtypes import cannot_cast
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.launch import NoKernel, to_meta
 from anytorch.webgpu.oversize import halving
@@ -33,7 +34,7 @@ def into(out: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
     if out is None:
         return made
     if not torch.can_cast(made.dtype, out.dtype):
-        raise RuntimeError(f"result type {made.dtype} can't be cast to the desired output type {out.dtype}")
+        raise cannot_cast(made.dtype, out.dtype)
     return resized(out, made.shape).copy_(made)
 
 

@@ -24,8 +24,8 @@ from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import functions
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
 from anytorch.gpu.wgsl.types import KINDS, convert
-from anytorch.webgpu.dtypes import computable, name_of
-from anytorch.webgpu.launch import NoKernel, check_devices, plan_over, result_of
+from anytorch.webgpu.dtypes import cannot_cast, computable, name_of
+from anytorch.webgpu.launch import NoKernel, check_devices, check_writable, plan_over, result_of
 from anytorch.webgpu.oversize import Windows, in_windows
 from anytorch.webgpu.tensors import NAME, is_ours, new_contiguous, sized_tensor
 
@@ -50,6 +50,7 @@ class Rule:
     expression: str | Callable[..., str]
     compute: Compute = "promote"
     short: str | None = None
+    constant: bool = False  # every element gets the same value: the result may have elements in one place
 
 
 _INDEX = re.compile(r"\bi\b")  # the expression asks for the element's place in the output
@@ -57,7 +58,14 @@ _LEFT_OUT: Any = object()
 
 # What a call may find instead of a plan.
 UNABLE = "no shader can compute this"
-BESIDE = "some thread would read what another has already overwritten"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Computed into a tensor of its own and copied: in place, a thread would read what another has already overwritten; or
+    torch computes in a narrower dtype than the one the result is put into."""
+
+    dtype: torch.dtype
 
 
 def pair_kernel(rule: Rule, op: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,11 +132,16 @@ def run(
                 key += (value.dtype, value.size(), value.stride())
                 continue
             check_devices(op, value)  # a single number may be on the CPU, as on every device of torch's
+            key.append(value.dtype)
             value = value.item()
-            key.append("tensor")
         kind = type(value)
-        key += (kind, kind is int and not -(2**31) <= value < 2**31)
+        if kind is float:
+            key += (kind, _default_dtype())  # what an integer tensor becomes with it
+        else:
+            key += (kind, kind is int and not -(2**31) <= value < 2**31)
         scalars.append(value)
+    if rule.compute == "float" and not _floating(operands):  # `pair_kernel` does not look for these
+        key.append(_default_dtype())
     if out is not None:
         address = out.data_ptr()
         bits |= address
@@ -146,9 +159,9 @@ def run(
         plan = plans[identity] = _make_plan(rule, operands, modes, out, bits & 15, shared, call)
     if plan is UNABLE:
         raise NoKernel
-    if plan is BESIDE:
+    if type(plan) is Beside:
         assert out is not None
-        beside = new_contiguous(out.size(), out.dtype)
+        beside = new_contiguous(out.size(), plan.dtype)
         run(rule, op, operands, modes, beside, call)
         return run(COPY, _copy_op, (beside,), (), out)
     if out is None:
@@ -201,21 +214,22 @@ def _make_plan(
     misaligned: int,
     shared: int,
     call: Callable[[], Any] | None,
-) -> Plan | str:
+) -> Plan | str | Beside:
     inferred: Any = call() if call is not None else None  # raises torch's own errors
     made: torch.Tensor = inferred if out is None else out
     size, stride, dtype = made.size(), made.stride(), made.dtype
-    if out is not None and any(length > 1 and not step for length, step in zip(size, stride, strict=True)):
-        raise RuntimeError(  # torch's own words
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
-            "Please clone() the tensor before performing the operation."
-        )
+    if out is not None and not rule.constant:
+        check_writable(out)
     tensors = [v for v in operands if is_ours(v)]
     compute = compute_dtype(rule, operands, dtype)
+    expression = rule.expression if isinstance(rule.expression, str) else rule.expression(*modes)
+    if out is not None and rule.compute in ("promote", "float") and operands and "{bool}" not in expression:
+        _check_cast(compute, dtype)
+        if compute is not dtype and compute in NARROW:
+            return Beside(compute)
     dtypes = [name_of(t.dtype) for t in tensors]
     if not computable(*[t.dtype for t in tensors], dtype, compute):
         return UNABLE
-    expression = rule.expression if isinstance(rule.expression, str) else rule.expression(*modes)
     if rule.short is not None and f"{{{len(operands)}}}" in expression:
         expression = rule.short
     kind = KINDS[name_of(compute)].compute
@@ -250,7 +264,7 @@ def _make_plan(
         if shared >> 2 * i & 3 and elements:
             same = shared >> 2 * i & 1 and tensor.dtype is dtype and expanded[i] == expanded[-1]
             if not same or kernel.atomic:
-                return BESIDE
+                return Beside(dtype)
     return plan_over(
         elements,
         kernel,
@@ -259,7 +273,7 @@ def _make_plan(
         kernel.writable,
         WORKGROUP,
         kernel.per_thread,
-        numbers=_CODES[kind] * len(kernel.scalars),
+        numbers=(TRUTH if compute is torch.bool else _CODES[kind]) * len(kernel.scalars),
         tail=geometry,
         result=result_of(size, dtype, stride),
     )
@@ -278,12 +292,38 @@ def compute_dtype(rule: Rule, operands: Sequence[Any], result: torch.dtype) -> t
 
 # How a number is packed in the type it is computed in, and what is packed.
 _CODES = {"f32": "f", "i32": "i", "i64": "q", "f64": "d"}
+TRUTH = "I"  # as i32, but of a bool
 _CONVERTED: dict[str, Callable[[Any], Any]] = {
     "f": lambda value: clip(value),
     "d": float,
-    "i": lambda value: (int(value) + 2**31) % 2**32 - 2**31,
-    "q": lambda value: (int(value) + 2**63) % 2**64 - 2**63,
+    "i": lambda value: (whole(value) + 2**31) % 2**32 - 2**31,
+    "q": lambda value: (whole(value) + 2**63) % 2**64 - 2**63,
+    TRUTH: lambda value: int(value != 0),  # a NaN is true
 }
+
+
+def whole(value: Any) -> int:
+    """A number as an integer; what has none raises torch's own error."""
+    try:
+        return int(value)
+    except (OverflowError, ValueError):  # infinite, or not a number
+        raise RuntimeError("value cannot be converted to type int64_t without overflow") from None
+
+
+_default_dtype = torch.get_default_dtype
+# Dtypes whose values a shader computes with more bits than they have.
+NARROW = (torch.float16, torch.bfloat16, torch.int16, torch.int8, torch.uint8)
+
+
+def _floating(operands: Sequence[Any]) -> bool:
+    """Is any operand a float or complex tensor, so that the default dtype decides nothing?"""
+    return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in operands)
+
+
+def _check_cast(computed: torch.dtype, target: torch.dtype) -> None:
+    """Raise torch's own error where a result may not be put into a tensor of this dtype: 1.5 into integers."""
+    if not torch.can_cast(computed, target):
+        raise cannot_cast(computed, target)
 
 
 def number(value: float) -> str:

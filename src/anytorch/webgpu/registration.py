@@ -14,6 +14,7 @@ from anytorch.webgpu.ops import (
     creation,
     decompositions,
     indexing,
+    layouts,
     losses,
     masks,
     matmul,
@@ -33,8 +34,9 @@ from anytorch.webgpu.ops import (
 
 FAMILIES = (
     *(tensors, copies, patches, autocast, fallback),
-    *(activation, arithmetic, attention, comparison, convolution, creation, indexing, losses, masks, matmul, norms),
-    *(optimizers, pooling, quantized, random, recurrent, reductions, resampling, scattering, shapes, softmax, sorting),
+    *(activation, arithmetic, attention, comparison, convolution, creation, indexing, layouts, losses, masks),
+    *(matmul, norms, optimizers, pooling, quantized, random, recurrent, reductions, resampling, scattering, shapes),
+    *(softmax, sorting),
     decompositions,  # after every family: a decomposition is for what none of them has a kernel for
 )
 _libraries: list[torch.library.Library] = []
@@ -46,6 +48,7 @@ def register() -> None:
     for family in FAMILIES:
         family.register(library)
     everything.fallback(fallback.fallback, tensors.KEY)
+    layouts.register_fallbacks(everything)
     # Without this every op fails inside autocast; the lists of ops to cast are registered by `autocast`.
     casts.fallback(torch.library.fallthrough_kernel, autocast.KEY)
     graphs.register_back()

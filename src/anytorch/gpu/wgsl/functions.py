@@ -268,7 +268,7 @@ def computable(expression: str, kind: str) -> bool:
         return False
     if kind in ("f64", "i64", "i32") and any(name in _FLOAT_ONLY for name in called):
         return False
-    return kind != "f64" or not (called & _SINGLE)
+    return kind != "f64" or not (called & _SINGLE or "bitcast<u32>(" in expression)
 
 
 @lru_cache(maxsize=1024)

@@ -14,6 +14,7 @@ from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of
 from anytorch.webgpu.fallback import fallback
+from anytorch.webgpu.folds import reduce_dims
 from anytorch.webgpu.kernels import in_place, op_of, with_out
 from anytorch.webgpu.launch import NoKernel, Result, check_devices, infer, result_of, unwatched
 from anytorch.webgpu.oversize import halving
@@ -143,9 +144,10 @@ def _added(
     dtype = a.dtype
     if isinstance(beta, complex) or isinstance(alpha, complex) or (activation and dtype not in FLOATS):
         raise NoKernel
-    if dtype not in FLOATS:  # exact in integers: scaled and added by pointwise kernels
+    if dtype not in FLOATS:  # integers, exactly, and float64: scaled and added by pointwise kernels
         whole = mm(a, b) if a.dim() == 2 else bmm(a, b)
-        alpha, beta = int(alpha), int(beta)  # as torch does
+        if not dtype.is_floating_point:
+            alpha, beta = int(alpha), int(beta)  # as torch does
         scaled = whole * alpha if alpha != 1 else whole
         return scaled if beta == 0 else torch.add(scaled, d, alpha=beta)
     result = new_contiguous((*a.shape[:-1], b.shape[-1]), dtype)
@@ -184,6 +186,8 @@ def addbmm(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, 
 
 def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     _check(aten.dot.default, x, y)
+    if x.dtype in FLOATS:  # a sum by levels, however long
+        return reduce_dims("dot", (_plain(x), _plain(y)), (0,), [x.dtype], (), compute="f32")[0]
     return mm(x.unsqueeze(0), y.unsqueeze(1)).view(())
 
 
