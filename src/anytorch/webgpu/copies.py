@@ -66,6 +66,8 @@ def on_device(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return target
     if source.shape != target.shape:
         source = source.expand(target.shape)
+    if torch.complex64 in (source.dtype, target.dtype):
+        return _complex(source, target)
     if source.dtype is target.dtype and source.stride() == target.stride() and source.is_contiguous():
         nbytes = source.numel() * source.dtype.itemsize
         runtime = open_runtime()
@@ -81,8 +83,23 @@ def on_device(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return _through_host(source, target)
 
 
+def _complex(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A copy with a complex64 at one end: as real tensors with one dimension more."""
+    if torch.complex128 in (source.dtype, target.dtype):
+        return _through_host(source, target)
+    if not target.is_complex():  # the imaginary part is dropped, as torch has warned
+        return on_device(torch.view_as_real(source)[..., 0], target)
+    pair = torch.view_as_real(target)
+    if source.is_complex():
+        on_device(torch.view_as_real(source), pair)
+    else:
+        on_device(source, pair[..., 0])
+        pair[..., 1].zero_()
+    return target
+
+
 def _through_host(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """For dtypes no shader knows (complex, float8): whole storages travel."""
+    """For dtypes no shader knows (complex128, float8): whole storages travel."""
     runtime = open_runtime()
 
     def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from anytorch.webgpu.ops import (
     arithmetic,
     attention,
     comparison,
+    complexes,
     convolution,
     creation,
     decompositions,
@@ -30,13 +31,14 @@ from anytorch.webgpu.ops import (
     shapes,
     softmax,
     sorting,
+    spectral,
 )
 
 FAMILIES = (
     *(tensors, copies, patches, autocast, fallback),
     *(activation, arithmetic, attention, comparison, convolution, creation, indexing, layouts, losses, masks),
     *(matmul, norms, optimizers, pooling, quantized, random, recurrent, reductions, resampling, scattering, shapes),
-    *(softmax, sorting),
+    *(softmax, sorting, spectral, complexes),
     decompositions,  # after every family: a decomposition is for what none of them has a kernel for
 )
 _libraries: list[torch.library.Library] = []

@@ -35,6 +35,7 @@ FILES = (
 LOGS = REPOSITORY / ".cache" / "pytorch-suite"
 MOST_STARTS = 40  # of one file: after so many deaths it is given up
 SHORTEST_S = 45.0
+LOADING_S = 900.0  # a file of PyTorch's, on a machine that is busy
 
 
 def environment() -> dict[str, str]:
@@ -60,19 +61,29 @@ class File:
     """One test file on its way through its workers."""
 
     def __init__(self, name: str, source: Path, seconds: float) -> None:
-        self.name, self.source, self.deadline = name, source, time.time() + seconds
+        self.name, self.source, self.seconds, self.before = name, source, seconds, 0.0
         self.log = LOGS / f"{name.replace('/', '+')}.jsonl"
         self.starts = 0
         self.worker: subprocess.Popen[bytes] | None = None
         self.log.touch()
+        self.before = self.spent()
+
+    def spent(self) -> float:
+        """Seconds in tests, over all runs."""
+        entries = [json.loads(each) for each in self.log.read_text("utf-8").splitlines() if each.endswith("}")]
+        return float(sum(entry.get("seconds", 0.0) for entry in entries))
+
+    def left(self) -> float:
+        return self.seconds - (self.spent() - self.before)
 
     def start(self, only: str = "") -> None:
         self.starts += 1
+        self.overdue = time.time() + self.left() + LOADING_S + ON_WEBGPU_S
         command = [sys.executable, "-m", "tests.webgpu.pytorch_suite.worker"]
         with self.log.with_suffix(".out").open("ab") as said:
             output = None if only else said
             self.worker = subprocess.Popen(
-                [*command, str(self.source), str(self.deadline), str(self.log), *([only] if only else [])],
+                [*command, str(self.source), str(self.left()), str(self.log), *([only] if only else [])],
                 env=environment(),
                 cwd=LOGS,
                 stdin=subprocess.DEVNULL,
@@ -87,7 +98,7 @@ class File:
             return True
         status = self.worker.poll()
         if status is None:
-            if time.time() > self.deadline + ON_WEBGPU_S + 90:
+            if time.time() > self.overdue:
                 self.worker.kill()
             return True
         if status == 0:
@@ -99,7 +110,7 @@ class File:
                 return False
             with self.log.open("a", encoding="utf-8") as log:
                 log.write(json.dumps({"died": status}) + "\n")
-        if time.time() > self.deadline - 20 or self.starts >= MOST_STARTS:
+        if self.left() < 20 or self.starts >= MOST_STARTS:
             return False
         self.start()
         return True
