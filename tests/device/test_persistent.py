@@ -14,7 +14,7 @@ from anytorch.text.decoders.choosing import Choice, Points, chosen
 from anytorch.text.decoders.spec import read_spec
 from anytorch.text.persistent import trace
 from anytorch.text.persistent.cuda import CudaKernel, refusal
-from anytorch.text.persistent.cuda_weights import PackedDecoder, phases, row_of, unpacked_rows
+from anytorch.text.persistent.cuda_weights import PackedDecoder, row_of, unpacked_rows
 from anytorch.text.persistent.fused import FusedSteps, steps_for
 from anytorch.text.persistent.kernel import PersistentKernel
 from anytorch.text.persistent.launched import LaunchedSteps, rows_for
@@ -231,17 +231,7 @@ def test_chance_decides_on_the_device_as_it_does_on_the_host(gpu: torch.device) 
 def rounding_as(decoder: Decoder, packed: PackedDecoder) -> tuple[Decoder, Decoder]:
     """Float32 decoders with what packed weights stand for: with their inputs as they are, and rounded as the kernel does it.
     The decoder itself gets these weights, too: it reads the prompts."""
-    for number, layer in enumerate(decoder.model.layers):
-        for name, layers in phases(layer).items():
-            rows, scale = packed.matrices[f"{number}.{name}"]
-            whole = unpacked_rows(rows, scale, row_of(layers[0].in_features, packed.bits))
-            parts = (
-                whole.unflatten(0, (-1, 2)).unbind(1)
-                if name == "gate_up"
-                else whole.split([one.out_features for one in layers])
-            )
-            for one, part in zip(layers, parts, strict=True):
-                one.weight.data.copy_(part)
+    packed.lend(decoder)
     made = []
     for with_rounding in (False, True):
         wide = Decoder(decoder.spec).eval().requires_grad_(False).to(decoder.lm_head.weight.device)

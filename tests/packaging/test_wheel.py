@@ -111,7 +111,7 @@ def test_forecast_and_generate(installed: Installed, tmp_path: Path) -> None:
     assert "decode" in json.loads(told.rpartition("USED ")[2].partition("\n")[0]), (
         "tokens by our C++, not by transformers"
     )
-    assert len(loaded) == 11 and all("site-packages/anytorch/native/built/linux-x86_64/" in one for one in loaded), (
+    assert len(loaded) == 12 and all("site-packages/anytorch/native/built/linux-x86_64/" in one for one in loaded), (
         loaded
     )
     assert installed.compiled() == []

@@ -68,7 +68,7 @@ def test_the_source_has_the_same_sizes() -> None:
 
 def test_a_decoder_is_packed_phase_by_phase() -> None:
     torch.manual_seed(0)
-    decoder = Decoder(read_spec(SMALL, "a config.json")).requires_grad_(False)
+    decoder = Decoder(read_spec({**SMALL, "tie_word_embeddings": True}, "a config.json")).requires_grad_(False)
     packed = PackedDecoder(decoder, "int8")
     every = {f"{number}.{phase}" for number in (0, 1) for phase in ("qkv", "out", "gate_up", "down")}
     assert set(packed.matrices) == {"head", *every}
@@ -78,6 +78,17 @@ def test_a_decoder_is_packed_phase_by_phase() -> None:
     torch.testing.assert_close(found[0::2], mlp.gate_proj.weight, atol=2e-3, rtol=0)
     torch.testing.assert_close(found[1::2], mlp.up_proj.weight, atol=2e-3, rtol=0)
     assert packed.nbytes == sum(len(rows) * rows.shape[1] for rows, _ in packed.matrices.values())
+    words, head = decoder.model.embed_tokens.weight.clone(), decoder.lm_head.weight.clone()
+    packed.lend(decoder)
+    torch.testing.assert_close(mlp.gate_proj.weight, found[0::2], atol=0, rtol=0)
+    assert torch.equal(decoder.model.embed_tokens.weight, words) and not torch.equal(decoder.lm_head.weight, head)
+    again = PackedDecoder(decoder, "int8")  # what was rounded once stays, up to the scales' rounding
+    torch.testing.assert_close(
+        unpacked_rows(*again.matrices["0.qkv"], row_of(40, 8)),
+        unpacked_rows(*packed.matrices["0.qkv"], row_of(40, 8)),
+        atol=1e-4,
+        rtol=1e-3,
+    )
     decoder.lm_head.weight.data[0, 0] = torch.inf
     with pytest.raises(InputError, match="not finite"):
         PackedDecoder(decoder, "int8")

@@ -100,6 +100,29 @@ class PackedDecoder:
                     self.matrices[f"{number}.{name}"] = packed_rows(whole, weights)
             self.matrices["head"] = packed_rows(decoder.lm_head.weight.detach(), weights)
 
+    @torch.no_grad()
+    def lend(self, decoder: Decoder) -> None:
+        """Give a decoder the numbers that its packed weights stand for, in its own dtype: whoever reads these (prompts,
+        several texts at once) then computes with the same model. A head that shares the words' weights gets its own."""
+        for number, layer in enumerate(decoder.model.layers):
+            for name, layers in phases(layer).items():
+                whole = self._unpacked(f"{number}.{name}", layers[0].in_features)
+                sizes = [one.out_features for one in layers]
+                parts = whole.unflatten(0, (-1, 2)).unbind(1) if name == "gate_up" else whole.split(sizes)
+                for one, part in zip(layers, parts, strict=True):
+                    one.weight.data.copy_(part)
+        head = decoder.lm_head
+        rounded = self._unpacked("head", head.in_features).to(head.weight.dtype)
+        head.weight = nn.Parameter(rounded, requires_grad=False)
+
+    def _unpacked(self, name: str, columns: int) -> Tensor:
+        rows, scale = self.matrices[name]
+        row, made = row_of(columns, self.bits), []
+        step = max(1, AT_A_TIME // columns)
+        for begin in range(0, len(rows), step):
+            made.append(unpacked_rows(rows[begin : begin + step], scale, row))
+        return torch.cat(made)
+
     @property
     def nbytes(self) -> int:
         """What one token reads."""
