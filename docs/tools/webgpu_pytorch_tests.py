@@ -18,14 +18,15 @@ RESULTS = REFERENCE / "webgpu-pytorch-tests.json"
 
 HEAD = """# PyTorch's own tests on the webgpu device
 
-`make test-webgpu-pytorch` fetches PyTorch's test sources (Debian's source package; nothing of it is in this repository), runs
-its device tests on the CPU and on webgpu in one process, test by test, and writes this page. What fails on the CPU as well does
-not count: the sources are of PyTorch {sources}, the installed one is {torch}. `MINUTES=240` runs more of them; the next run goes
-on where the last one ended.
+`make test-webgpu-pytorch` fetches PyTorch's test sources (Debian's source package; nothing of it is in this repository),
+runs its device tests on the CPU and on webgpu in one process, test by test, and writes this page. What fails on the CPU as
+well does not count: the sources are of PyTorch {sources}, the installed one is {torch}. `MINUTES=240` runs more of them; the
+next run goes on where the last one ended.
 
 On the adapter {adapter}: **{run:,} of {collected:,} tests were run; {cpu:,} pass on the CPU.** Of these {both:,} pass on
-webgpu, {failed} fail, {by_design} are out by design, {skipped} are skipped by PyTorch's own decorators, and {late} took longer
-than a test may. That is **{share:.1f} % of what counts**; {wrong} failures are different numbers, {aborted} ended the process.
+webgpu, {failed} fail, {by_design} are out by design, {skipped} are skipped by PyTorch's own decorators, and {late} took
+longer than a test may. That is **{share:.1f} % of what counts**; {wrong} failures are different numbers, {aborted} ended the
+process.
 {without_cpu:,} of the passing tests ran without an operator on the CPU.
 
 Files that are not complete were sampled evenly over test functions, operators and dtypes (float32 first).

@@ -215,6 +215,13 @@ def _make_plan(
     shared: int,
     call: Callable[[], Any] | None,
 ) -> Plan | str | Beside:
+    expression = rule.expression if isinstance(rule.expression, str) else rule.expression(*modes)
+    if out is not None and operands and rule.compute in ("promote", "float") and "{bool}" not in expression:
+        promoted = _promoted(rule, operands)[1]
+        if not torch.can_cast(promoted, out.dtype):  # 1.5 into integers
+            raise cannot_cast(promoted, out.dtype)
+        if promoted is not out.dtype and promoted in NARROW:
+            return Beside(promoted)
     inferred: Any = call() if call is not None else None  # raises torch's own errors
     made: torch.Tensor = inferred if out is None else out
     size, stride, dtype = made.size(), made.stride(), made.dtype
@@ -222,11 +229,6 @@ def _make_plan(
         check_writable(out)
     tensors = [v for v in operands if is_ours(v)]
     compute = compute_dtype(rule, operands, dtype)
-    expression = rule.expression if isinstance(rule.expression, str) else rule.expression(*modes)
-    if out is not None and rule.compute in ("promote", "float") and operands and "{bool}" not in expression:
-        _check_cast(compute, dtype)
-        if compute is not dtype and compute in NARROW:
-            return Beside(compute)
     dtypes = [name_of(t.dtype) for t in tensors]
     if not computable(*[t.dtype for t in tensors], dtype, compute):
         return UNABLE
@@ -285,9 +287,14 @@ def compute_dtype(rule: Rule, operands: Sequence[Any], result: torch.dtype) -> t
     if rule.compute == "input":
         first = operands[0]
         return first.dtype if isinstance(first, torch.Tensor) else result
+    return _promoted(rule, operands)[0]
+
+
+def _promoted(rule: Rule, operands: Sequence[Any]) -> tuple[torch.dtype, torch.dtype]:
+    """What torch computes in, and the dtype it gives the result: a half type is computed in float32."""
     kind = PROMOTION.INT_TO_FLOAT if rule.compute == "float" else PROMOTION.DEFAULT
-    dtype, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
-    return dtype
+    computed, result = elementwise_dtypes(*operands, type_promotion_kind=kind)
+    return computed, result
 
 
 # How a number is packed in the type it is computed in, and what is packed.
@@ -318,12 +325,6 @@ NARROW = (torch.float16, torch.bfloat16, torch.int16, torch.int8, torch.uint8)
 def _floating(operands: Sequence[Any]) -> bool:
     """Is any operand a float or complex tensor, so that the default dtype decides nothing?"""
     return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in operands)
-
-
-def _check_cast(computed: torch.dtype, target: torch.dtype) -> None:
-    """Raise torch's own error where a result may not be put into a tensor of this dtype: 1.5 into integers."""
-    if not torch.can_cast(computed, target):
-        raise cannot_cast(computed, target)
 
 
 def number(value: float) -> str:

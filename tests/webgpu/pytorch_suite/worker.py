@@ -21,6 +21,7 @@ import traceback
 import types
 import unittest
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,8 @@ class Late(BaseException):
 
 def load(path: Path) -> tuple[types.ModuleType, list[str]]:
     """A test file as a module, its device classes made for the CPU and for webgpu; and the names it had to do without."""
-    import torch.testing._internal.common_device_type as devices
-
-    import anytorch.webgpu  # noqa: F401  (before the classes are made: they look which devices there are)
-
+    import_module("anytorch.webgpu")  # first: the next one looks which devices there are
+    devices: Any = import_module("torch.testing._internal.common_device_type")
     original = devices.instantiate_device_type_tests
 
     def instantiate(cls: type, scope: Any, except_for: Any = None, only_for: Any = None, **more: Any) -> Any:

@@ -70,7 +70,9 @@ def _by_parts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
     right = b.narrow(0, 0, whole).unflatten(0, (parts, LONG))
     total = product(left, right, new_contiguous((parts, *size), torch.float32)).sum(0)
     if whole < k:
-        rest = product(a.narrow(1, whole, k - whole), b.narrow(0, whole, k - whole), new_contiguous(size, torch.float32))
+        rest = product(
+            a.narrow(1, whole, k - whole), b.narrow(0, whole, k - whole), new_contiguous(size, torch.float32)
+        )
         total = total.add_(rest)
     return total
 
