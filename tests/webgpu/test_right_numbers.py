@@ -318,7 +318,7 @@ def test_a_result_that_does_not_fit_its_target_is_refused_in_torchs_words(webgpu
             function("cpu")
         with pytest.raises(RuntimeError) as found:
             function("webgpu")
-        assert str(found.value).split("\n")[0][:40] == str(expected.value).split("\n")[0][:40]
+        assert str(found.value)[:30] == str(expected.value)[:30]
     same(torch.tensor([3], device="webgpu").eq_(1.5), torch.tensor([3]).eq_(1.5))
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.webgpu.pytorch_suite.sources import REPOSITORY, find
 from tests.webgpu.pytorch_suite.verdicts import Summary, read, totals
-from tests.webgpu.pytorch_suite.worker import INTERRUPTED, ON_WEBGPU_S
+from tests.webgpu.pytorch_suite.worker import HANGS_S, INTERRUPTED
 
 FILES = (
     "test_view_ops", "test_torch", "test_indexing", "test_reductions", "test_binary_ufuncs", "test_unary_ufuncs",
@@ -78,7 +78,7 @@ class File:
 
     def start(self, only: str = "") -> None:
         self.starts += 1
-        self.overdue = time.time() + self.left() + LOADING_S + ON_WEBGPU_S
+        self.overdue = time.time() + self.left() + LOADING_S + HANGS_S
         command = [sys.executable, "-m", "tests.webgpu.pytorch_suite.worker"]
         with self.log.with_suffix(".out").open("ab") as said:
             output = None if only else said
@@ -118,7 +118,8 @@ class File:
 
 def drive(files: list[tuple[str, Path]], seconds: float, jobs: int) -> None:
     end = time.time() + seconds
-    waiting, running = list(files), []
+    waiting = list(files)
+    running: list[File] = []
     while waiting or running:
         while waiting and len(running) < jobs:
             name, source = waiting.pop(0)

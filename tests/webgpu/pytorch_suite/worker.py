@@ -25,7 +25,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-ON_CPU_S, ON_WEBGPU_S = 8, 30  # what is slow on the CPU is far slower on a software GPU
+# Of processor time, so that a busy machine does not decide. What is slow on the CPU is far slower on a software GPU.
+ON_CPU_S, ON_WEBGPU_S = 8, 30
+HANGS_S = 600  # by the clock
 INTERRUPTED = 77  # exit status after a test that ran too long: a submission may have been cut in two
 DTYPE = re.compile(r"_((?:b?float|complex|u?int)\d+|bool|float8_\w+)$")
 LATE_DTYPES = ("float64", "complex128", "complex64", "complex32")
@@ -201,7 +203,7 @@ def work(path: Path, seconds: float, log_path: Path, only: str = "") -> None:
     def late(*_: Any) -> None:
         raise Late("the time for one test")
 
-    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGPROF, late)
     ready: set[type] = set()
     chosen = [key for key in ordered(list(table)) if not only or re.search(only, key)]
     for number, key in enumerate(chosen):
@@ -216,8 +218,8 @@ def work(path: Path, seconds: float, log_path: Path, only: str = "") -> None:
             before = dict(torch.webgpu.fallback_stats())  # type: ignore[attr-defined]
             limit = ON_CPU_S if device == "cpu" else ON_WEBGPU_S
             result, started = Result(), time.time()
-            faulthandler.dump_traceback_later(limit + 60, exit=True)
-            signal.setitimer(signal.ITIMER_REAL, limit, 5)  # again and again: a finaliser may have swallowed it
+            faulthandler.dump_traceback_later(HANGS_S, exit=True)
+            signal.setitimer(signal.ITIMER_PROF, limit, 5)  # again and again: a finaliser may have swallowed it
             try:
                 if cls not in ready:
                     cls.setUpClass()
@@ -227,7 +229,7 @@ def work(path: Path, seconds: float, log_path: Path, only: str = "") -> None:
                 result.worse("skip", str(skip)[:200])
             except (Late, Exception):  # noqa: BLE001  (whatever it is, it is how the test ended)
                 result.raised(sys.exc_info(), "error")
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             faulthandler.cancel_dump_traceback_later()
             cls._stop_test_suite = False  # type: ignore[attr-defined]
             torch.set_default_dtype(torch.float32)
