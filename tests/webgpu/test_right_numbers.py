@@ -12,6 +12,7 @@ import torch
 from tests.webgpu.agree import adapter_manner, on_device  # noqa: F401  (a fixture)
 
 F = torch.nn.functional
+Function = Callable[..., Any]
 EDGES = [-1, 2**31, 2**32 - 1, 2**32, 3_000_000_000, -(2**31) - 1, 2**62, 2**63 - 1]
 
 
@@ -88,7 +89,7 @@ def test_gradients_of_complex_products_are_the_cpus(webgpu: Any) -> None:
     a, b = (torch.randn(3, 3, dtype=torch.complex64, requires_grad=True) for _ in range(2))
     ours = [on_device(t) for t in (a, b)]
     for left, right in ((a, b), ours):
-        ((left @ right.mH).abs().square().sum() + (left * right).real.sum()).backward()
+        torch.autograd.backward((left @ right.mH).abs().square().sum() + (left * right).real.sum())
     for have, want in zip(ours, (a, b), strict=True):
         torch.testing.assert_close(have.grad.cpu(), want.grad)  # type: ignore[union-attr]
 
@@ -126,13 +127,14 @@ def test_scales_of_products_are_used_as_given(webgpu: Any, dtype: torch.dtype) -
     scales = ((0.5, 0.25), (1.5, -0.5), (0, 2), (2, 0)) if dtype.is_floating_point else ((2, 3), (0, 2), (2, 0))
     for alpha, beta in scales:
         more = {"alpha": alpha, "beta": beta}
-        for function in (
+        functions: tuple[Function, ...] = (
             lambda a, b, v, more=more: torch.addmm(v, a, b, **more),
             lambda a, b, v, more=more: torch.addmv(v[0], a, b[0], **more),
             lambda a, b, v, more=more: torch.baddbmm(v[None], a[None], b[None], **more),
             lambda a, b, v, more=more: torch.addbmm(v, a[None], b[None], **more),
             lambda a, b, v, more=more: torch.addr(v, a[0], b[0], **more),
-        ):
+        )
+        for function in functions:
             found = function(a.to("webgpu"), b.to("webgpu"), v.to("webgpu"))
             torch.testing.assert_close(found.cpu(), function(a, b, v))
 
@@ -249,7 +251,7 @@ FOLDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "maximum": lambda x: torch.maximum(x, x.flip(0)),
     "where": lambda x: torch.where(x.bool(), x, 9.0),
     "clamp": lambda x: x.clamp(0, 1),
-    "unique": lambda x: x[3:5].unique(),
+    "unique": lambda x: torch.unique(x[3:5]),
 }
 
 
@@ -264,7 +266,7 @@ def test_what_is_not_a_number_is_not_lost(webgpu: Any, manner: str, name: str, d
 
 @pytest.mark.parametrize("value", [0.5, -0.5, 0.0, -0.0, 2, 2**32, INF, -INF, NAN, True, False])
 def test_a_bool_tensor_is_true_where_a_number_is_not_zero(webgpu: Any, value: Any) -> None:
-    for function in (
+    functions: tuple[Function, ...] = (
         lambda d: torch.full((3,), value, dtype=torch.bool, device=d),
         lambda d: torch.zeros(3, dtype=torch.bool, device=d).fill_(value),
         lambda d: torch.zeros(3, dtype=torch.bool, device=d).masked_fill(
@@ -274,7 +276,8 @@ def test_a_bool_tensor_is_true_where_a_number_is_not_zero(webgpu: Any, value: An
             torch.full((3,), value, dtype=torch.float64, device=d)
         ),
         lambda d: torch.tensor([value], device=d).bool(),
-    ):
+    )
+    for function in functions:
         same(function("webgpu"), function("cpu"))
 
 
@@ -293,9 +296,8 @@ NARROW = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16, torc
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_out_gets_what_the_operands_own_dtype_can_hold(webgpu: Any, dtype: torch.dtype) -> None:
     values = torch.tensor([100, 77, 5, 126]).to(dtype)
-    for wide, function in product(
-        (torch.int64, torch.int32, torch.float32, torch.float64), (torch.add, torch.mul, torch.sub, torch.maximum)
-    ):
+    functions: tuple[Function, ...] = (torch.add, torch.mul, torch.sub, torch.maximum)
+    for wide, function in product((torch.int64, torch.int32, torch.float32, torch.float64), functions):
         if dtype.is_floating_point and not wide.is_floating_point:
             continue
         expected, found = torch.empty(4, dtype=wide), torch.empty(4, dtype=wide, device="webgpu")
@@ -305,7 +307,7 @@ def test_out_gets_what_the_operands_own_dtype_can_hold(webgpu: Any, dtype: torch
 
 
 def test_a_result_that_does_not_fit_its_target_is_refused_in_torchs_words(webgpu: Any) -> None:
-    for function in (
+    functions: tuple[Function, ...] = (
         lambda d: torch.tensor([3], device=d).mul_(1.5),
         lambda d: torch.tensor([3], device=d).div_(2),
         lambda d: torch.tensor([3], device=d).add_(torch.tensor([1.5], device=d)),
@@ -313,7 +315,8 @@ def test_a_result_that_does_not_fit_its_target_is_refused_in_torchs_words(webgpu
         lambda d: torch.mul(torch.ones(1, device=d), 2, out=torch.ones(1, dtype=torch.int64, device=d)),
         lambda d: torch.sqrt(torch.ones(1, device=d), out=torch.ones(1, dtype=torch.int32, device=d)),
         lambda d: torch.full((1,), INF, device=d, dtype=torch.int32),
-    ):
+    )
+    for function in functions:
         with pytest.raises(RuntimeError) as expected:
             function("cpu")
         with pytest.raises(RuntimeError) as found:
@@ -325,16 +328,17 @@ def test_a_result_that_does_not_fit_its_target_is_refused_in_torchs_words(webgpu
 def test_an_expanded_tensor_may_be_filled_and_not_written(webgpu: Any) -> None:
     expanded = torch.zeros(1, 2, device="webgpu").expand(3, 2)
     assert expanded.fill_(2.0).tolist() == [[2.0, 2.0]] * 3
-    for write in (
+    writes: tuple[Function, ...] = (
         lambda: expanded.add_(1),
         lambda: expanded.copy_(torch.ones(3, 2, device="webgpu")),
         lambda: expanded.put_(torch.tensor([0], device="webgpu"), torch.ones(1, device="webgpu")),
-    ):
+    )
+    for write in writes:
         with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
             write()
 
 
-NONE_OF = {
+NONE_OF: dict[str, Function] = {
     "nested": lambda x: torch.nested.as_nested_tensor([x, x]),
     "nested, no gradient": lambda x: torch.nested.as_nested_tensor([x.detach(), x.detach()]) + 1,
     "sparse": lambda x: x.to_sparse(),

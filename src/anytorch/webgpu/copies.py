@@ -140,7 +140,7 @@ def from_host(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def copy_from(source: torch.Tensor | complex, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """aten::_copy_from. Neither tensor is on a third device: torch goes through the CPU then."""
     if not isinstance(source, torch.Tensor):  # `x.copy_(1.5)`: a wrapped number reaches Python kernels as a plain one
-        return target.fill_(source)  # type: ignore[arg-type]
+        return target.fill_(source)
     if source.numel() == 0:
         return target
     if source.is_conj() or source.is_neg() or target.is_conj() or target.is_neg():

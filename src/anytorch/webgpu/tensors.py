@@ -149,7 +149,8 @@ _deterministic = torch.are_deterministic_algorithms_enabled
 
 def _filled(tensor: torch.Tensor) -> torch.Tensor:
     """In deterministic mode new memory holds what shows that it was read too early, as on every device of torch's."""
-    if not torch.utils.deterministic.fill_uninitialized_memory or not tensor.numel():
+    wanted: bool = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    if not wanted or not tensor.numel():
         return tensor
     if tensor.is_floating_point() or tensor.is_complex():
         return tensor.fill_(math.nan)

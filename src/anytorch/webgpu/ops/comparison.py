@@ -73,7 +73,7 @@ def _masked_fill(op: Any) -> Callable[..., Any]:
         shared = [d for d, step in enumerate(self.stride()) if not step and self.size(d) > 1]
         if not shared or not self.numel():
             return kernel(self, mask, value)  # type: ignore[no-any-return]
-        anywhere, places = mask.expand(self.shape).any(shared, keepdim=True), self  # type: ignore[call-overload]
+        anywhere, places = mask.expand(self.shape).any(shared, keepdim=True), self
         for d in shared:
             places = places.narrow(d, 0, 1)
         kernel(places, anywhere, value)

@@ -178,14 +178,14 @@ def added_product(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: An
     return joined(*(_plus(scaled, _scaled(parts(d), beta)) if beta != 0 else scaled))
 
 
-def concatenate(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+def concatenate(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     if any(t.dtype is not DTYPE for t in tensors):
         return NotImplemented
     real, imaginary = zip(*[parts(t) for t in tensors], strict=True)
     return joined(torch.cat(real, dim), torch.cat(imaginary, dim))
 
 
-def of_polar(size: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+def of_polar(size: torch.Tensor, angles: torch.Tensor) -> Any:
     if size.dtype is not torch.float32 or angles.dtype is not torch.float32:
         return NotImplemented
     return joined(size * angles.cos(), size * angles.sin())
