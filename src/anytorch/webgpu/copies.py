@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -202,9 +201,7 @@ def item(tensor: torch.Tensor) -> Any:
     dtype = tensor.dtype
     code = _CODES.get(dtype)
     if code is not None and not tensor.is_neg():
-        host = ctypes.create_string_buffer(dtype.itemsize)
-        open_runtime().read(buffer, offset, ctypes.addressof(host), dtype.itemsize)
-        return struct.unpack(code, host)[0]
+        return struct.unpack(code, open_runtime().read_few(buffer, offset, dtype.itemsize))[0]
     held = torch.empty((), dtype=dtype)
     open_runtime().read(buffer, offset, held.data_ptr(), dtype.itemsize)
     value = held.item()

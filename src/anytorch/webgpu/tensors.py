@@ -62,15 +62,20 @@ def new_storage(nbytes: int) -> torch.UntypedStorage:
     if nbytes == 0:
         storage = _make_storage(0, device(), 0)
         return storage
-    buffer = _take(nbytes)
+    runtime = gpu_runtime.current or open_runtime()
+    try:
+        buffer = runtime.take(nbytes)
+    except OutOfMemory as exc:
+        raise torch.OutOfMemoryError(str(exc)) from exc
     storage = _make_storage(buffer.address, _device or device(), nbytes)
-    storage._anytorch = Lease((open_runtime().give, buffer))  # type: ignore[attr-defined]
+    storage._anytorch = Lease((runtime.give, buffer))  # type: ignore[attr-defined]
     return storage
 
 
-def _take(nbytes: int) -> Buffer:
+def _take(nbytes: int) -> int:
+    """The address of a new buffer, for a tensor that C++ makes and whose end gives it back."""
     try:
-        return (gpu_runtime.current or open_runtime()).take(nbytes)
+        return open_runtime().take(nbytes).address
     except OutOfMemory as exc:
         raise torch.OutOfMemoryError(str(exc)) from exc
 
@@ -88,7 +93,7 @@ def _sized_tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 
 
 _NOTHING = (0,)
-sized_tensor = accelerator.tensor_maker(_sized_tensor, lambda nbytes: _take(nbytes).address)
+sized_tensor = accelerator.tensor_maker(_sized_tensor, _take)
 
 
 def storage_nbytes(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:
