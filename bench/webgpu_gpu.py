@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +30,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from provenance import provenance
+from provenance import provenance, write_results
 from torch import nn
 from webgpu_decoder import Decoder
 
@@ -252,6 +254,33 @@ def overhead(settings: Settings) -> Iterator[Row]:
         return lambda: x.item()
 
     yield compare("overhead", "item()", "us", 1, one, settings)
+
+
+FIRST = """
+import sys, time, torch, anytorch.webgpu
+n = int(sys.argv[1])
+a = torch.randn(n, n)
+b = a.to("webgpu")
+(b + b).cpu()
+start = time.perf_counter()
+c = (b @ b).cpu()
+seconds = time.perf_counter() - start
+wanted = a[:64].double() @ a.double()
+assert float((c[:64] - wanted).abs().max() / wanted.abs().max()) < 1e-4
+print(seconds)
+"""
+
+
+def first_use(settings: Settings) -> Iterator[Row]:
+    """A process's first product of a size, with its compiling: nothing known of the card, and then remembered."""
+    size = 96 if settings.small else 1024
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ("nothing known", "remembered"):
+            done = subprocess.run(
+                [sys.executable, "-c", FIRST, str(size)], env={**os.environ, "ANYTORCH_CACHE_DIR": cache},
+                capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            yield Row("first use", f"float32 product {size}, {name}", "ms", float(done.stdout) * 1e3)
 
 
 def fused(settings: Settings) -> Iterator[Row]:
@@ -481,6 +510,7 @@ SECTIONS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "matmul": matmul,
     "memory": memory,
     "overhead": overhead,
+    "first": first_use,
     "linear": linear,
     "fused": fused,
     "attention": attention,
@@ -496,8 +526,7 @@ def machine() -> dict[str, Any]:
     made = provenance()
     properties = torch.webgpu.get_device_properties()  # type: ignore[attr-defined]
     return {
-        **{name: value for name, value in made.items() if name != "machine"},
-        **made["machine"],
+        **made,
         "torch": torch.__version__,
         "adapter": properties["name"],
         "api": properties["api"],
@@ -563,9 +592,7 @@ def write(report: Report, output: Path | None) -> None:
     if output is None:
         return
     rows = [{**asdict(row), "share": row.share} for row in report.rows]
-    output.parent.mkdir(parents=True, exist_ok=True)
-    body = {"machine": report.machine, "rows": rows, "failed": report.failed, "skipped": report.skipped}
-    output.write_text(json.dumps(body, indent=1) + "\n")
+    write_results(output, {**report.machine, "rows": rows, "failed": report.failed, "skipped": report.skipped})
 
 
 if __name__ == "__main__":

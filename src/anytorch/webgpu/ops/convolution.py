@@ -126,6 +126,10 @@ def _compute(
             finish(parts, result.view(groups, m, n))
             return result
         images, places = result.shape[0], n // result.shape[0]
+        if groups == 1:
+            by_image = parts.view(choice.splits, m, images, places).permute(2, 0, 1, 3)
+            finish(by_image, _flat_places(result, places), bias.view(1, m, 1) if bias is not None else None)
+            return result
         summed = new_contiguous((groups, m, n), torch.float32)
         finish(parts, summed, bias.view(groups, m, 1) if bias is not None else None)
         on_device(summed.view(groups * m, images, places).transpose(0, 1), _flat_places(result, places))
