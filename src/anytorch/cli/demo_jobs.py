@@ -89,7 +89,7 @@ def forecast(output: Output) -> dict[str, Any]:
     (series,) = read_many([sample_candles(ROWS, seed=SEED)])
     predictor = load_predictor("tiny", device="cpu")
     history = series.frame.iloc[-(predictor.max_context - HORIZON) :]
-    (found,) = predictor.predict_batch(
+    (found,) = predictor.forecast_batch(
         [history],
         y_timestamp_list=[series.future(HORIZON)],
         pred_len=HORIZON,

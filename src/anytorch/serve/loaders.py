@@ -189,6 +189,7 @@ class TextModel:
             path=str(self.generator.folder),
             parameters=self.generator.parameters,
             max_length=self.generator.max_length,
+            chat=self.generator.has_chat_template,
         )
 
     def alive(self) -> str:

@@ -304,7 +304,7 @@ def texts_by(decoder: Any, kind: type[RecordedSteps]) -> list[tuple[list[int], s
     ]
     for request in requests:
         scheduler.submit(request)
-    found = []
+    found: list[tuple[list[int], str]] = []
     for request in requests:
         while not isinstance(event := request.mailbox.get(), End):
             pass

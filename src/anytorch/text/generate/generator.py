@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from anytorch import limits
 from anytorch.counts import counted
 from anytorch.devices.choose import resolve
 from anytorch.devices.locate import require
@@ -68,8 +69,8 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
         waiting: int = 256,
         kernel: str = "auto",
     ) -> None:
-        if at_once < 1 or waiting < 1:
-            raise UsageError(f"at_once={at_once!r}, waiting={waiting!r}: use whole numbers above 0")
+        limits.BATCH.check("at_once", at_once)
+        limits.COUNT.check("waiting", waiting)
         self.folder = find_folder(path)
         resolution = resolve(device)
         self._torch_device = resolution.device
@@ -135,10 +136,9 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
 
         Raises InputError for a prompt that cannot be used, QueueFull if too many wait.
         """
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-            raise UsageError(f"max_tokens={max_tokens!r}: use a whole number above 0")
-        if timeout_s is not None and not timeout_s > 0:
-            raise UsageError(f"timeout_s={timeout_s!r}: use a number of seconds above 0")
+        limits.NEW_TOKENS.check("max_tokens", max_tokens)
+        if timeout_s is not None:
+            limits.SECONDS.check("timeout_s", timeout_s)
         given: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
         given["repetition_penalty"] = repetition_penalty
         sampling = replace(self.defaults, **{name: value for name, value in given.items() if value is not None})

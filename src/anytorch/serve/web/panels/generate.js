@@ -4,6 +4,7 @@ import { Problem, stream } from "../app/api.js";
 import { announce, el, icon, setStyle, uniqueId } from "../app/dom.js";
 import { numberField, segments } from "../app/fields.js";
 import { grouped, number, percent, plural } from "../app/format.js";
+import { keep, keepField, kept } from "../app/kept.js";
 import { modelPicker } from "../app/model-picker.js";
 import { command, emptyState, heading, problemBox } from "../app/notices.js";
 
@@ -13,10 +14,21 @@ export function generatePanel(section) {
   const id = uniqueId("prompt");
   const prompt = el("textarea", { id, rows: "4" });
   prompt.value = EXAMPLE;
-  let mode = "chat";
-  const modes = segments("Kind", [["chat", "Answer"], ["plain", "Continue the text"]], mode, (key) => (mode = key));
-  const most = numberField("At most", { value: 128, min: 1, max: 4096, hint: "tokens" });
-  const temperature = numberField("Temperature", { value: 0.7, min: 0, max: 10, step: 0.1, hint: "0 is always the same" });
+  keepField("generate-prompt", prompt);
+  // Answering needs a model with a chat template: what it is not made for is not offered first.
+  let asked = kept("generate-mode");
+  let mode = asked ?? "chat";
+  const place = el("div");
+  const showModes = () => {
+    const pick = (key) => {
+      mode = asked = key;
+      keep("generate-mode", key);
+    };
+    place.replaceChildren(segments("Kind", [["chat", "Answer"], ["plain", "Continue the text"]], mode, pick));
+  };
+  showModes();
+  const most = numberField("At most", { value: 128, min: 1, max: 4096, keepAs: "generate-most", hint: "tokens" });
+  const temperature = numberField("Temperature", { value: 0.7, min: 0, max: 10, step: 0.1, keepAs: "generate-temperature", hint: "0 is always the same" });
   const start = el("button", { class: "button", type: "submit" }, icon("play"), "Generate");
   const stop = el("button", { class: "button plain", type: "button", hidden: true }, icon("stop"), "Stop");
   const problems = el("div");
@@ -26,18 +38,25 @@ export function generatePanel(section) {
   const form = el(
     "form",
     { class: "card" },
-    el("div", { class: "field" }, el("div", { class: "prompt-head" }, el("label", { for: id, text: "Prompt" }), modes), prompt),
+    el("div", { class: "field" }, el("div", { class: "prompt-head" }, el("label", { for: id, text: "Prompt" }), place), prompt),
     el("div", { class: "fields" }, most.element, temperature.element),
     el("div", { class: "actions" }, start, stop),
   );
   const body = el("div", { class: "stack" }, form, problems, output.element);
   const empty = el("div", { hidden: true });
 
-  const picker = modelPicker("text", (models) => {
+  let picker = null;
+  picker = modelPicker("text", (models) => {
     const loaded = models.some((model) => model.loaded);
     body.hidden = !loaded;
     empty.hidden = loaded;
     if (!loaded) empty.replaceChildren(noModel(models));
+    const used = models.find((model) => model.id === picker?.model()) ?? models.find((model) => model.loaded);
+    const fitting = asked ?? (used?.chat === false ? "plain" : "chat");
+    if (fitting !== mode) {
+      mode = fitting;
+      showModes();
+    }
   });
 
   const run = async () => {
