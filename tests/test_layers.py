@@ -31,6 +31,7 @@ LAYERS = [
         "child_process",
         "pictures",
         "workers",
+        "device_pool",
     },
     {"probe"},
     {"measured"},  # the only tuner: whoever measures brings the device's clock
@@ -43,6 +44,7 @@ LAYERS = [
     {"quant"},  # below memory: what rests on a slow tier may rest quantized
     {"memory"},
     {"run"},  # programs written for CUDA on other devices
+    {"train"},  # one process or several of torchrun's, for users' own models and for fine-tuning
     {"text", "forecast", "lite"},  # the jobs, which do not know each other
     {"comfy"},  # a job made of the others: nodes over text, forecasts and lite
     {"serve"},
