@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 
 from anytorch.errors import NativeUnavailable, UsageError
 from anytorch.text.decoders import Decoder
+from anytorch.text.decoders.choosing import NO_NUMBER
 from anytorch.text.decoders.spec import read_spec
 from anytorch.text.persistent import cuda, nvrtc, trace
 
@@ -69,6 +71,21 @@ def test_which_devices_it_takes(hopper: torch.device, monkeypatch: pytest.Monkey
         cuda.CudaKernel(Decoder(spec).to(torch.bfloat16))
 
 
+def test_how_much_a_block_shares() -> None:
+    """Six slots for each of eight warps where they fit beside the vectors; fewer for long rows, and a refusal in the end."""
+    spec = read_spec(QWEN, "a config.json")
+    build = cuda.build_of(spec, torch.bfloat16, 16, 132, cuda.SHARED)
+    sizes = dict(build.sizes)
+    assert (sizes["DEPTH"], sizes["MOST_SPLITS"], build.threads, build.blocks) == (6, 64, 256, 132)
+    assert build.shared <= cuda.SHARED and build.floats % 4 == 0
+    long = replace(spec, inner=40_000)
+    assert dict(cuda.build_of(long, torch.float16, 16, 132, cuda.SHARED).sizes)["DEPTH"] == 4
+    assert dict(cuda.build_of(long, torch.float16, 4, 132, cuda.SHARED).sizes)["DEPTH"] == 5  # 8 bits and scales
+    assert dict(cuda.build_of(spec, torch.bfloat16, 16, 132, cuda.SHARED, constants={"WARPS": 16}).sizes)["DEPTH"] == 3
+    with pytest.raises(UsageError, match="does not fit into the"):
+        cuda.build_of(replace(spec, inner=100_000), torch.bfloat16, 16, 132, cuda.SHARED)
+
+
 def members(source: str, structure: str) -> list[str]:
     """The names that a structure of the source has, in their order."""
     body = source.split(f"struct {structure} {{")[1].split("};")[0]
@@ -81,13 +98,13 @@ def test_the_argument_lies_as_the_kernel_reads_it() -> None:
     argument = cuda._run_of(3)
     assert ctypes.sizeof(cuda._Layer) == 15 * 8 + 4 * 4
     assert argument.positions.offset == 12 * 8
-    assert (argument.steps.offset, argument.eps.offset, argument.trace.offset) == (104, 124, 136)
-    assert argument.layers.offset == 144 and ctypes.sizeof(argument) == 144 + 3 * 136
+    assert (argument.steps.offset, argument.eps.offset, argument.trace.offset) == (104, 120, 128)
+    assert argument.layers.offset == 136 and ctypes.sizeof(argument) == 136 + 3 * 136
     source = cuda.SOURCE.read_text()
     assert members(source, "Layer") == [one[0] for one in cuda._Layer._fields_]
     assert members(source, "Run") == [one[0] for one in argument._fields_]
     assert f"CHUNK = {cuda.CHUNK}" in source and f"MARKS = {trace.MARKS}" in source
-    assert f"NONE = {cuda.NONE + 2**32:#x}u" in source and f"NO_NUMBER = {cuda.NO_NUMBER}" in source
+    assert f"NONE = {cuda.NONE + 2**32:#x}u" in source and f"NO_NUMBER = {NO_NUMBER}" in source
 
 
 def test_a_machine_without_the_run_time_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
