@@ -85,6 +85,7 @@ LATE = {
     "anytorch.devices.cpu": "the process's own memory is read only when it is asked for",
     "anytorch.graph.backs": "each back end needs a compiler of its own",
     "anytorch.graph.kernel_graph": "a graph is built without torch; calling and searching it need torch",
+    "anytorch.train": "collectives by way of the host are for devices that have none",
     "anytorch.lite.moving": "the GPU path needs wgpu, which only those who use it have",
     "anytorch.webgpu": "importing it registers the device; what that needs is loaded by the function that does it",
     "anytorch.forecast.kernels.*": "Triton's kernels are for machines that have Triton",

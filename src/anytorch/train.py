@@ -32,7 +32,6 @@ from anytorch.errors import DeviceError, DeviceUnavailable, UsageError
 log = logs.logger(__name__)
 PATIENCE = timedelta(minutes=30)  # for the slowest of the others
 GLOO = "gloo"
-REACHED_BY_GLOO = ("cpu", "cuda")  # whose tensors gloo sends itself
 
 
 class World:
@@ -133,7 +132,7 @@ def collectives_for(device: torch.device, here: int) -> str:
     own = dist.Backend.default_device_backend_map.get(device.type)
     if own is not None and here <= torch.accelerator.device_count():
         return own
-    if device.type in REACHED_BY_GLOO:
+    if device.type in dist.Backend.backend_capability.get(GLOO, ()):  # whose tensors it sends itself
         log.warning("%d processes share %d cards: they talk through gloo", here, torch.accelerator.device_count())
         return GLOO
     from anytorch.run import staged_group

@@ -63,7 +63,7 @@ def test_arguments_that_cannot_work() -> None:
 
 
 def test_a_model_that_no_card_holds_computes_and_trains_on_two(npu_extension: Any) -> None:
-    """96 MiB of weights on two cards of 90, the last of them trained: the CPU's answers and weights, and everything back."""
+    """128 MiB of weights on two cards of 120, the last of them trained: the CPU's answers and weights, and everything back."""
     answers = npu_extension.run(
         """
         from torch import nn
@@ -87,7 +87,7 @@ def test_a_model_that_no_card_holds_computes_and_trains_on_two(npu_extension: An
         class Model(nn.Module):
             def __init__(self):
                 super().__init__()
-                self.blocks, self.norm = nn.ModuleList(Block() for _ in range(6)), nn.LayerNorm(1024)
+                self.blocks, self.norm = nn.ModuleList(Block() for _ in range(8)), nn.LayerNorm(1024)
             def forward(self, x):
                 mask = torch.ones_like(x)
                 for block in self.blocks:
@@ -103,16 +103,16 @@ def test_a_model_that_no_card_holds_computes_and_trains_on_two(npu_extension: An
 
         torch.manual_seed(0)
         model, x = Model(), torch.randn(4, 1024)
-        for block in model.blocks[:5]:
+        for block in model.blocks[:7]:
             block.requires_grad_(False)
         import copy
         twin = copy.deepcopy(model)
         whole = sum(p.nbytes for p in model.parameters())
         alone = error(lambda: copy.deepcopy(model).to("npu:0"))
         npu.empty_cache()
-        fit(model, devices=["npu:0", "npu:1"], device_budget="60MiB")
+        fit(model, devices=["npu:0", "npu:1"], device_budget="80MiB")
         places = [str(block.up.weight.device) for block in model.blocks]
-        out = model(x)["out"]
+        out = model(x)["out"].detach()
         close = torch.allclose(out, twin(x)["out"], atol=1e-5)
         moved = error(lambda: model.to("cpu"))
         losses = [train(model, x), train(twin, x)]
@@ -123,10 +123,10 @@ def test_a_model_that_no_card_holds_computes_and_trains_on_two(npu_extension: An
                same=same, homes=sorted({str(p.device) for p in model.parameters()}), explained=explained,
                plain="forward" not in vars(model), buffer=str(model.blocks[3].scale.device))
         """,
-        capacity=90 << 20,
+        capacity=120 << 20,
     )
-    assert answers["whole"] > 96 << 20 and "out of memory" in answers["alone"]
-    assert answers["places"] == ["npu:0"] * 3 + ["npu:1"] * 3
+    assert answers["whole"] > 128 << 20 and "out of memory" in answers["alone"]
+    assert answers["places"] == ["npu:0"] * 4 + ["npu:1"] * 4
     assert answers["back"] == "cpu" and answers["close"] and "cannot be moved" in answers["moved"]
     assert answers["losses"][0] == pytest.approx(answers["losses"][1], abs=1e-5)
     assert answers["same"] and answers["homes"] == ["cpu"] and answers["plain"] and answers["buffer"] == "cpu"

@@ -210,7 +210,14 @@ def bring(tensor: torch.Tensor, device: torch.device) -> None:
         return
     grad, tensor.grad = tensor.grad, None
     values = nn.Parameter(new, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
-    torch.utils.swap_tensors(tensor, values)
+    try:
+        torch.utils.swap_tensors(tensor, values)
+    except RuntimeError as exc:
+        tensor.grad = grad
+        raise UsageError(
+            f"a weight cannot be moved to {device} while a graph of the model still holds it",
+            hint="drop the results that were computed with gradients, then try again",
+        ) from exc
     tensor.grad = None if grad is None else grad.to(device)
 
 
