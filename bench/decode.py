@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -38,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import provenance
+from provenance import provenance, write_results
 
 from anytorch.text.decoders import Decoder
 from anytorch.text.decoders.spec import DecoderSpec, Rotary
@@ -393,7 +392,7 @@ def main() -> None:
                 flush=True,
             )
             if options.output:
-                options.output.write_text(json.dumps(result, indent=1) + "\n")
+                write_results(options.output, result)
             gc.collect()
             torch.cuda.empty_cache()
         del decoder

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import provenance
+from provenance import provenance, write_results
 from torch import nn
 from torch.nn import functional
 
@@ -253,7 +253,7 @@ def main() -> None:
         check(part, found)
         result[part] = found
         if options.output:  # what there is, should the rest be cut off
-            Path(options.output).write_text(json.dumps(result, indent=1) + "\n")
+            write_results(Path(options.output), result)
         plain = found["plain"]
         for name, one in found.items():
             sys.stdout.write(
