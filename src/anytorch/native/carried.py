@@ -58,6 +58,7 @@ LIBRARIES = (
     Fixed("moves", ("recorded/moves/moves.cpp",)),
     Fixed("tape", ("gpu/code/tape.cpp",)),
     Fixed("crc32", ("native/code/crc32.cpp",), levels=("baseline",)),
+    Fixed("processor", ("native/code/processor.cpp",), levels=("baseline",)),
     Fixed("graph-pool", ("graph/emit/code/pool.cpp",), levels=("baseline",)),
 )
 
