@@ -3,6 +3,7 @@
     python bench/decode.py                                          three shapes with random weights, bfloat16
     python bench/decode.py --rows 1,16                              one text, and sixteen at once (1, 4, 8 and 16 else)
     python bench/decode.py --only 0.6B --compiled                   one, and torch.compile's step (a minute to compile)
+    python bench/decode.py --only 8B --rows 1 --weights int8,int4   one text with packed weights, too
     python bench/decode.py --output bench/results/decode-h200.json
 
 64 tokens of context, 1,024 new ones. Answers first: every token of ours is compared, by the decoder in float32 where that
@@ -10,8 +11,13 @@ fits and in its own dtype, with the best one; the largest distance of logits is 
 Then all sides take turns, three rounds; times are medians of ms per token of each text. "one launch" is timed from its
 launch to its end, divided by the tokens. A recorded step is replayed 32 times at each of five contexts between 64 and
 1,088, in recordings of the next power of two, and averaged: nothing of the host is in it. "generate" is our step with all
-of the host: 256 new tokens by one call, wall time. torch.compile's step has a static cache of 1,089 places, as transformers'
+of the host: 256 new tokens by one call, wall time. "scheduled" is what `TextGenerator` computes, without its tokenizer: as
+many requests as texts, greedy, from the moment all have their first token to the end of all, wall time; "by chance" is the
+same with temperature 0.7, top_k 20 and top_p 0.8. torch.compile's step has a static cache of 1,089 places, as transformers'
 has, and is recorded, too.
+
+Packed weights ("int4 launch") are compared with what they stand for: the gap may be as large as what rounding the inputs
+of the reference to 8 bits makes of its logits.
 
 The share is of the rate at which this GPU reads 8 GB, measured in the same run: weights are all that counts as read.
 """
@@ -34,8 +40,15 @@ from provenance import provenance
 from anytorch.text.decoders import Decoder
 from anytorch.text.decoders.spec import DecoderSpec, Rotary
 from anytorch.text.decoders.steps import RecordedSteps
+from anytorch.text.generate.kernel import KernelRows, Opened
+from anytorch.text.generate.requests import End, TextRequest
+from anytorch.text.generate.sampling import Sampling
+from anytorch.text.generate.scheduler import Scheduler
 from anytorch.text.persistent.cuda import CudaKernel
+from anytorch.text.persistent.cuda_weights import PackedDecoder
 from anytorch.text.persistent.fused import FusedSteps
+from anytorch.text.persistent.launched import LaunchedSteps
+from anytorch.text.persistent.panels import rounded
 
 CONTEXT, NEW, ROUNDS, REPLAYS = 64, 1024, 3, 32
 SHAPES = {  # as their config.json says; vocabulary, width, layers, heads, heads of keys, head, inner
@@ -154,22 +167,78 @@ class Compiled(RecordedSteps):
         return torch.compile(super()._computed, dynamic=False)
 
 
+def scheduled(decoder: Decoder, given: list[list[int]], new: int, sampling: Sampling) -> Callable[[], float]:
+    """ms per token of as many requests as prompts, as `TextGenerator`'s worker computes them."""
+    opened = Opened(decoder, lambda rows, positions: LaunchedSteps(decoder, rows, positions), "LaunchedSteps", "")
+    scheduler = Scheduler(KernelRows(opened, 60 << 30), most_at_once=len(given), most_waiting=1000, guard=torch.no_grad)
+
+    def timed() -> float:
+        requests = [
+            TextRequest(list(ids), sampling, new, frozenset(), torch.Generator().manual_seed(row))
+            for row, ids in enumerate(given)
+        ]
+        for request in requests:
+            scheduler.submit(request)
+        for request in requests:
+            first = request.mailbox.get()
+            if isinstance(first, End):
+                raise SystemExit(f"a request ended with {first}")
+        begun, least = time.perf_counter(), min(request.made for request in requests)
+        for request in requests:
+            while not isinstance(event := request.mailbox.get(), End):
+                pass
+            if event.error is not None or request.made != new:
+                raise SystemExit(f"a request ended after {request.made} of {new} tokens: {event}")
+        return (time.perf_counter() - begun) * 1e3 / (new - least)
+
+    return timed
+
+
+def packed_side(decoder: Decoder, weights: str, ids: list[int], answers: dict[str, Any]) -> Callable[[], float]:
+    """One launch with packed weights, after its tokens were compared with what they stand for. The decoder gets those."""
+    packed = PackedDecoder(decoder, weights)
+    packed.lend(decoder)
+    kernel = CudaKernel(decoder, CONTEXT + NEW + 1, weights=packed)
+    made = kernel.generate(ids, 256)
+    whole = [ids + made[:-1]]
+    truth = decoder(whole)[0, len(ids) - 1 :].float()
+    hooks = [
+        one.register_forward_pre_hook(lambda _, given: (rounded(given[0]),))
+        for one in decoder.modules()
+        if isinstance(one, torch.nn.Linear)
+    ]
+    rough = decoder(whole)[0, len(ids) - 1 :].float()
+    for hook in hooks:
+        hook.remove()
+    gap = truth.amax(-1) - truth[torch.arange(len(made)), torch.tensor(made)]
+    rounding = float((truth - rough).abs().max())
+    found = {"same": int((gap == 0).sum()), "of": len(made), "largest_gap": float(gap.max()), "rounding": rounding}
+    answers[f"{weights} launch"] = [{**found, "logits_std": float(truth.std()), "nbytes": packed.nbytes}]
+    if found["largest_gap"] > 2 * rounding:
+        raise SystemExit(f"{weights}: wrong tokens, {found}")
+    return launch_timed(kernel, ids)
+
+
+def launch_timed(kernel: CudaKernel, ids: list[int]) -> Callable[[], float]:
+    def launched() -> float:
+        kernel.read(ids)
+        counted: list[int] = []
+        return milliseconds(lambda: counted.extend(kernel.follow(5, NEW))) / len(counted)
+
+    return launched
+
+
 @torch.no_grad()
-def measure(decoder: Decoder, name: str, rows: int, rate: float, compiled: bool) -> dict[str, Any]:
+def measure(decoder: Decoder, name: str, rows: int, rate: float, compiled: bool, weights: list[str]) -> dict[str, Any]:
     spec, positions = decoder.spec, CONTEXT + NEW + 1
     ids, answers = prompt(spec, 1), {}
+    packed_nbytes: dict[str, int] = {}
     sides: dict[str, Callable[[], float]] = {}
     if rows == 1:
         kernel = CudaKernel(decoder, positions=positions)
         given = [prompt(spec, seed) for seed in range(3)]
         answers["one launch"] = checked(decoder, given, [kernel.generate(one, 256) for one in given], name)
-
-        def launched() -> float:
-            kernel.read(ids)
-            counted: list[int] = []
-            return milliseconds(lambda: counted.extend(kernel.follow(5, NEW))) / len(counted)
-
-        sides["one launch"] = launched
+        sides["one launch"] = launch_timed(kernel, ids)
     steps = FusedSteps(decoder, rows, positions)
     given = [prompt(spec, seed) for seed in range(rows)]
     made = steps.generate(given, 256)
@@ -186,8 +255,15 @@ def measure(decoder: Decoder, name: str, rows: int, rate: float, compiled: bool)
 
     sides.update({"our step": steps_timed(steps), "generate": whole})
     sides["torch's step"] = steps_timed(RecordedSteps(decoder, rows, positions))
+    new = NEW if rows == 1 else 256
+    sides["scheduled"] = scheduled(decoder, given, new, Sampling())
+    sides["by chance"] = scheduled(decoder, given, 256, Sampling(0.7, 0.8, 20))
     if compiled:
         sides["torch.compile's step"] = steps_timed(Compiled(decoder, rows, positions))
+    for one in weights if rows == 1 else ():  # last, as the decoder gets what each stands for
+        copied = model(name, decoder.lm_head.weight.dtype)
+        sides[f"{one} launch"] = packed_side(copied, one, ids, answers)
+        packed_nbytes[f"{one} launch"] = answers[f"{one} launch"][0]["nbytes"]
     for run in sides.values():
         run()
     found: dict[str, list[float]] = {side: [] for side in sides}
@@ -201,7 +277,7 @@ def measure(decoder: Decoder, name: str, rows: int, rate: float, compiled: bool)
         "rows": rows,
         "ms": {side: round(one, 4) for side, one in ms.items()},
         "floor_ms": round(nbytes / rate * 1e3, 4),
-        "share": {side: round(nbytes / rate * 1e3 / one, 3) for side, one in ms.items()},
+        "share": {side: round(packed_nbytes.get(side, nbytes) / rate * 1e3 / one, 3) for side, one in ms.items()},
         "answers": answers,
     }
 
@@ -211,6 +287,7 @@ def main() -> None:
     parser.add_argument("--only", help="shapes whose name has this part")
     parser.add_argument("--rows", default="1,4,8,16", help="texts at once; default: %(default)s")
     parser.add_argument("--compiled", action="store_true", help="torch.compile's step, too")
+    parser.add_argument("--weights", default="", help="packed weights for one text, too: int8,int4")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -222,7 +299,9 @@ def main() -> None:
             continue
         decoder = model(name, getattr(torch, options.dtype))
         for rows in map(int, options.rows.split(",")):
-            row = measure(decoder, name, rows, rate, options.compiled)
+            row = measure(
+                decoder, name, rows, rate, options.compiled, [one for one in options.weights.split(",") if one]
+            )
             result["rows"].append(row)
             times = "  ".join(f"{side} {ms:.3f} ms ({row['share'][side]:.0%})" for side, ms in row["ms"].items())
             every = [one for some in row["answers"].values() for one in some]

@@ -149,6 +149,9 @@ _TABLE = (
         "the most memory the webgpu device may use, such as 6GiB; no limit when unset"),
     Setting("webgpu_fallback", "warn", _one_of("warn", "silent", "error"), ("ANYTORCH_WEBGPU_FALLBACK",),
         "an op without a kernel on the webgpu device: run it on the CPU and warn once, run it there silently, or raise"),
+    Setting("webgpu_matrix_cores", "auto", _one_of("auto", "on", "off"), ("ANYTORCH_WEBGPU_MATRIX_CORES",),
+        "the GPU's matrix cores in half-precision products: auto where measuring shows them to be faster, on wherever the "
+        "driver has them, or off; read when the device is opened"),
     Setting("webgpu_checks", "on", _checks, ("ANYTORCH_WEBGPU_CHECKS",),
         "an index out of range on the webgpu device: on raises IndexError at the next wait for the device, "
         "off reads zero in silence, now waits for every op with indices and raises there (slow, for debugging)"),

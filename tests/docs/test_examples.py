@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import subprocess
 import sys
@@ -29,7 +31,8 @@ def run(name: str, *arguments: str, limit: int | None = None) -> Any:
 
 def test_every_example_is_run_here() -> None:
     here = {"choose_device.py", "explain.py", "fit_batch.py", "semantic_search.py"}
-    too_long = {"train_tiny.py", "finetune_forecast.py"}  # they train; what they call is tested in tests/train
+    # They train; what they call is tested in tests/train and below.
+    too_long = {"train_tiny.py", "finetune_forecast.py", "train_writer.py", "python_texts.py"}
     elsewhere = {"lite_digits.py", "lite_characters.py", "qat.py", "prune.py"}  # in tests/lite and tests/quant
     assert {path.name for path in EXAMPLES.glob("*.py")} - too_long == here | elsewhere
 
@@ -81,3 +84,35 @@ def test_semantic_search(tmp_path: Path) -> None:
         [sys.executable, str(EXAMPLES / "semantic_search.py"), str(EXAMPLES), "x"],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}, capture_output=True, text=True, check=False,
     ).stderr  # fmt: skip
+
+
+def test_the_texts_that_the_small_writer_learns() -> None:
+    """Of the Python that runs this: prose, and nothing that looks like code or a table."""
+    code = "from python_texts import *; import json; print(json.dumps([(o.kind, o.name, o.text) for o in texts()]))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=EXAMPLES, capture_output=True, text=True, timeout=200)
+    found = {name: (kind, text) for kind, name, text in json.loads(done.stdout)}
+    assert len(found) > 4000 and {kind for kind, _ in found.values()} == {"topic", "module", "class", "function"}
+    kind, text = found["textwrap.dedent"]
+    assert kind == "function" and text.startswith("Remove any common leading whitespace from every line in `text`.")
+    assert not [name for name, (_, text) in found.items() if ">>>" in text or "::=" in text]
+
+
+def test_prose_is_paragraphs_without_code() -> None:
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        from python_texts import prose  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(str(EXAMPLES))
+    given = """Heading
+    =======
+
+    A sentence that goes on
+    in the next line.
+
+        code = 1
+
+    >>> code
+    1
+
+    The “end” of it…"""
+    assert prose(inspect.cleandoc(given)) == 'A sentence that goes on in the next line.\nThe "end" of it...'

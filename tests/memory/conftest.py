@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from anytorch.memory.types import Speeds
+from anytorch.quant import choose
 
 
 @pytest.fixture
@@ -50,4 +51,10 @@ def quant_builds(isolation: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(Path(__file__).parents[2] / ".cache" / "quant"))
     monkeypatch.setattr(store, "folder", lambda: tmp_path / "measured")
+    monkeypatch.setattr(choose, "ROUNDS", 1)
+
+
+@pytest.fixture
+def quick_packed_layers(shared_libraries: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed layers whose C++ is compiled once for all tests, and whose kernels are tried once: any right one will do."""
     monkeypatch.setattr(choose, "ROUNDS", 1)

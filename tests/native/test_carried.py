@@ -62,11 +62,14 @@ def write_manifest(path: Path) -> None:
     carried._manifest.cache_clear()  # a process reads it once
 
 
+LOADERS = ("native.load", "native.build", "load")
+
+
 def loads() -> Iterator[tuple[str, ast.Call]]:
-    """Every call of `native.load` in the package, and the module it is in."""
+    """Every call of `native.load` or `native.build` in the package, and the module it is in."""
     for path in sorted(carried.PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("native.load", "load") and len(node.args) == 2:
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in LOADERS and len(node.args) == 2:
                 parts = path.relative_to(carried.PACKAGE.parent).with_suffix("").parts
                 yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), node
 

@@ -1,7 +1,8 @@
 """The modes under the names of document 5 (`apt_model.optimization.vb_global`), on top of `anytorch.mode`.
 
-Enabling a mode sets what the process shares (attention kernels, float32 precision); `optimize_model` prepares a model. Each
-`enable…` prints what is in force, in the document's own words, because scripts written for it are read that way.
+Enabling a mode sets what the process shares (attention kernels, float32 precision) and acts on every model that runs on its
+device afterwards; `get_config()["models"]` and `explain()` say what became of each. `optimize_model` prepares one before it
+runs. Each `enable…` prints what is in force, in the document's own words, because scripts written for it are read that way.
 """
 
 from __future__ import annotations
@@ -95,6 +96,12 @@ def get_config() -> dict[str, Any]:
     return running.describe() if running is not None else {}
 
 
+def explain() -> str:
+    """What the mode asks for, and what became of it for every model that ran, with the reasons."""
+    running = modes.active()
+    return running.explain() if running is not None else "no mode is on"
+
+
 def get_stack() -> VGPUStack | None:
     """The tiers of the enabled mode, made when they are first asked for; None if no mode is on."""
     global _stack
@@ -131,12 +138,12 @@ def summary() -> str:
         "模式": running.mode.name,
         "加速设备": f"{now['device']} ({get_accelerator_type().upper()})",
         "FP4量化": _mark(running.mode.weights in ("fp4", "nf4", "mxfp4", "nvfp4"), running.mode.weights),
-        "权重格式": running.mode.weights or "原样 (unchanged)",
+        "权重格式": f"{running.mode.weights} (推理时, in inference)" if running.mode.weights else "原样 (unchanged)",
         "Flash Attention": _mark(running.mode.fused_attention, now["attention"]),
         "混合精度": _mark(
             now["autocast"] is not None, now["autocast"] or "在此设备上不更快 (not faster on this device)"
         ),
-        "梯度检查点": _mark(running.mode.checkpointing),
+        "梯度检查点": _mark(running.mode.checkpointing, "训练时 (in training)" if running.mode.checkpointing else None),
         "显存预算": "未知 (unknown)" if budget is None else f"{budget / 2**30:.1f} GB",
     }
     return "🚀 虚拟Blackwell已全局启用\n" + "".join(f"{name + ':':<17}{value}\n" for name, value in lines.items())

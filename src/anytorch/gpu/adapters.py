@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anytorch.errors import DeviceUnavailable, UnknownDevice
+from anytorch.gpu import layer
 
 APIS = ("Vulkan", "Metal", "D3D12")  # OpenGL lacks the compute features we need
 # What wgpu calls the fields of an `Adapter`, in their order.
@@ -39,8 +40,7 @@ def list_adapters() -> list[Adapter]:
         if exc.name != "wgpu":
             raise
         raise DeviceUnavailable("the package wgpu is not installed", hint="pip install 'anytorch[webgpu]'") from exc
-    leave_opengl_alone()
-    with no_display():
+    with no_display(), as_first_user():
         handles = wgpu.gpu.enumerate_adapters_sync()
     usable = [(handle.info, handle) for handle in handles if handle.info["backend_type"] in APIS]
     found = [Adapter(*[*[info[name] for name in INFO], handle]) for info, handle in usable]
@@ -61,16 +61,22 @@ def no_display() -> Iterator[None]:
         del os.environ["XDG_RUNTIME_DIR"]
 
 
-def leave_opengl_alone() -> None:
-    """Looking for OpenGL adapters takes longer than all the rest, and we cannot use them.
+@contextmanager
+def as_first_user() -> Iterator[None]:
+    """Where wgpu has not been used yet, its instance is made within, as we want it: with our layer, and without OpenGL.
+    Looking for OpenGL adapters takes longer than all the rest, and we cannot use them.
 
-    Only while wgpu has not been used yet: a program that draws with it has made its own choice.
+    A program that draws with wgpu has made its own choice before.
     """
     from wgpu.backends.wgpu_native import _helpers
     from wgpu.backends.wgpu_native.extras import set_instance_extras
 
-    if _helpers._the_instance is None:
-        set_instance_extras(backends=("Vulkan", "Metal", "DX12"))
+    if _helpers._the_instance is not None:
+        yield
+        return
+    with layer.asked_for():
+        set_instance_extras(backends=("Vulkan", "Metal", "DX12"))  # makes the instance
+        yield
 
 
 def choose_adapter(adapters: Sequence[Adapter], wanted: str) -> Adapter:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
+from anytorch.gpu.programs import Source
 from anytorch.gpu.runtime import open_runtime
 
 MOST_GROUPS = 65_535  # in one dimension of a grid
@@ -44,7 +45,7 @@ class Plan:
     def __init__(
         self,
         kernel: Kernel,
-        render: Callable[[Kernel], str],
+        render: Callable[[Kernel], Source],
         groups: tuple[int, int],
         places: Sequence[int],
         writable: int,
@@ -112,7 +113,7 @@ class ReportingPlan(Plan):
     def __init__(
         self,
         kernel: Kernel,
-        render: Callable[[Kernel], str],
+        render: Callable[[Kernel], Source],
         groups: tuple[int, int],
         places: Sequence[int],
         writable: int,

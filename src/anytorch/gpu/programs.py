@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from anytorch.errors import AnytorchError
+from anytorch.gpu import layer
 from anytorch.gpu.buffers import Buffer
 from anytorch.gpu.native import NULL, BindingTooLarge, ShaderError, ffi, lib, raising, shader_module, wgpu
 from anytorch.gpu.plans import Recent
 
+Source = str | layer.Spirv  # WGSL, or a kernel for matrix cores
 BIND_GROUPS_KEPT = 20_000
 PROGRAMS_KEPT = 8_192
 
@@ -43,29 +46,31 @@ class Programs:
         return len(self._programs)
 
     def make(
-        self, key: Hashable, source: str | Callable[[], str], *, buffers: int, writable: int, immediates: int
+        self, key: Hashable, source: Source | Callable[[], Source], *, buffers: int, writable: int, immediates: int
     ) -> Program:
         """The program for `key`, compiled on first use. `writable` has bit i set if binding i is written."""
         program: Program | None = self._programs[key]
         if program is None:
-            text = source() if callable(source) else source
-            program = self._programs[key] = self._compile(key, text, buffers, writable, immediates)
+            found = source() if callable(source) else source
+            program = self._programs[key] = self._compile(key, found, buffers, writable, immediates)
         return program
 
-    def _compile(self, key: Hashable, source: str, buffers: int, writable: int, immediates: int) -> Program:
+    def _compile(self, key: Hashable, source: Source, buffers: int, writable: int, immediates: int) -> Program:
         layout_key = (buffers, writable)
+        kernel = source if isinstance(source, layer.Spirv) else None
+        text = kernel.stand_in if kernel is not None else str(source)
         try:
-            with raising("compiling a shader"):
+            with raising("compiling a shader"), layer.standing_in(kernel) if kernel is not None else nullcontext():
                 layout = self._layout(layout_key)
-                module = shader_module(self._device, source)
+                module = shader_module(self._device, text)
                 pipeline = self._device.create_compute_pipeline(
                     layout=self._pipeline_layout(layout_key, immediates),
                     compute={"module": module, "entry_point": "main"},
                 )
-        except (AnytorchError, wgpu.GPUError) as exc:
-            numbered = "\n".join(f"{i:4d}  {line}" for i, line in enumerate(source.splitlines(), 1))
+        except (AnytorchError, wgpu.GPUError, RuntimeError) as exc:
+            numbered = "\n".join(f"{i:4d}  {line}" for i, line in enumerate(text.splitlines(), 1))
             raise ShaderError(f"webgpu: a shader does not compile: {exc}\n{numbered}") from exc
-        return Program(key, pipeline, layout, self._groups.setdefault(layout_key, {}), source)
+        return Program(key, pipeline, layout, self._groups.setdefault(layout_key, {}), text)
 
     def _layout(self, key: tuple[int, int]) -> Any:
         if key not in self._layouts:

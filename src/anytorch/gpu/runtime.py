@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from anytorch import interrupts, settings
 from anytorch.errors import DeviceError, DeviceLost, DeviceUnavailable, UsageError
+from anytorch.gpu import layer
 from anytorch.gpu.adapters import Adapter, choose_adapter, list_adapters
 from anytorch.gpu.buffers import Buffer, Pool
 from anytorch.gpu.faults import Faults
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from anytorch.gpu.profile import Profile
     from anytorch.gpu.tape import Tape
 
-# Taken where the adapter has them. `cooperative-matrix` is listed by some and cannot be enabled: never ask for it.
+# Taken where the adapter has them. `cooperative-matrix` is listed by some and cannot be enabled: never ask for it here.
 FEATURES = (
     "immediates",
     "shader-f16",
@@ -69,9 +70,11 @@ class Runtime:
         if missing:
             raise DeviceUnavailable(f"{adapter.name} ({adapter.api}) lacks the WebGPU feature {', '.join(missing)}")
         self.features = frozenset(name for name in FEATURES if name in handle.features)
-        self.device = handle.request_device_sync(
-            required_features=sorted(self.features), required_limits=dict(handle.limits)
-        )
+        with layer.armed():
+            self.device = handle.request_device_sync(
+                required_features=sorted(self.features), required_limits=dict(handle.limits)
+            )
+        self.matrix_cores = layer.found(adapter.api)
         self.limits = dict(handle.limits)
         self.binding_limit = int(self.limits["max-storage-buffer-binding-size"])
         self._device = self.device._internal

@@ -112,11 +112,14 @@ def _pins(args: tuple[Any, ...]) -> bool:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of the outermost lists: what a transformer repeats."""
-    found: list[nn.Module] = []
-    for child in model.children():
-        if isinstance(child, nn.ModuleList) and len(child) > 1 and len({type(c) for c in child}) == 1:
-            found.extend(child)
-        else:
-            found.extend(repeated_blocks(child))
-    return found
+    """Return the layers of the outermost lists: what a transformer repeats. A Sequential counts if its layers have parts."""
+    if _repeats(model):
+        return list(model.children())
+    return [block for child in model.children() for block in repeated_blocks(child)]
+
+
+def _repeats(module: nn.Module) -> bool:
+    layers = list(module.children())
+    if not isinstance(module, (nn.ModuleList, nn.Sequential)) or len(layers) < 2 or len({type(c) for c in layers}) > 1:
+        return False
+    return isinstance(module, nn.ModuleList) or all(any(True for _ in layer.children()) for layer in layers)

@@ -1,20 +1,21 @@
-"""Three modes, `speed`, `balanced` and `memory`: what each turns on, for the process and for the models passed through it.
+"""Three modes, `speed`, `balanced` and `memory`: what each does to the process and to every model that runs in it.
 
-    with anytorch.mode("memory") as mode:
-        model = mode.apply(model)        # weights in 4 bits, checkpointed blocks, streamed if the budget is too small
-        model(x)
+    with anytorch.mode("memory"):
+        model(x)        # found when it first runs: weights in 4 bits, streamed if the budget is too small
+        model.train()   # and now: weights as they were, blocks checkpointed
     # the process and the model are as they were
 
-A mode is data (`MODES`); every step of applying one comes with the step that undoes it. Nothing is claimed that is not set:
-`describe()` asks the process and the device what is in force.
+A mode is data (`mode_table`); every step of applying one comes with the step that undoes it (`prepared`). Nothing is claimed
+that is not set: `describe()` asks the process, the device and the models what is in force.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,46 +23,18 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from anytorch import logs, settings
+from anytorch import logs
 from anytorch.devices.choose import resolve
 from anytorch.devices.memory import memory
-from anytorch.devices.precision import autocast, autocast_dtype
-from anytorch.errors import UsageError, did_you_mean
-from anytorch.memory.checkpointing import activations, restore
-from anytorch.memory.fitting import fit, unfit
-from anytorch.memory.reader import Reader
-from anytorch.memory.spill import Spill
-from anytorch.quant.formats import parse
-from anytorch.quant.model import quantize, replace_module
-from anytorch.quant.tensor import linear_of
-from anytorch.safetensors_files import StoredTensor
+from anytorch.devices.precision import autocast_dtype
+from anytorch.errors import BudgetTooSmall, UsageError, did_you_mean
+from anytorch.memory import first_runs
+from anytorch.memory.fitted_model import HANDLE
+from anytorch.memory.mode_table import MODES, PRECISIONS, Mode
+from anytorch.memory.originals import tensors_of
+from anytorch.memory.prepared import Phase, Prepared, device_budget, in_words, same_place
 
 log = logs.logger(__name__)
-
-
-@dataclass(frozen=True)
-class Mode:
-    """What a mode asks for. `weights` is a format of `anytorch.quant`, for models that are not being trained."""
-
-    name: str
-    mixed_precision: bool  # autocast in the dtype that is fast on the device; nothing where none is
-    fused_attention: bool  # torch's flash attention first, and models that spell attention out switched to it
-    checkpointing: bool  # of the repeated blocks, while training
-    weights: str | None
-    device_share: float  # of the device's free memory that a model's weights may take; the rest of it streams
-    matmul_precision: str  # torch.set_float32_matmul_precision
-
-
-PRECISIONS = ("highest", "high", "medium")
-MODES = {
-    mode.name: mode
-    for mode in (
-        Mode("speed", True, True, False, None, 0.95, "high"),
-        Mode("balanced", True, True, False, None, 0.80, "high"),
-        Mode("memory", True, True, True, "int4", 0.40, "highest"),
-    )
-}
-
 
 # Flash attention first, the plain one last: it must stay allowed, for not every shape and dtype has a fused kernel.
 FUSED_FIRST = [
@@ -70,9 +43,6 @@ FUSED_FIRST = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-
-
-# --- the process ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -97,182 +67,6 @@ def attention_kernel(device: torch.device) -> str:
     return chosen.name.removesuffix("_ATTENTION").lower()
 
 
-def device_budget(mode: Mode, device: torch.device) -> int | None:
-    """Bytes a model may keep on the device; None if the free memory is unknown."""
-    free = memory(device).free
-    return None if free is None else int(free * mode.device_share)
-
-
-# --- a model ----------------------------------------------------------------------------------------------------------
-
-
-class Originals:
-    """Linear layers, written to disk before they are replaced; nothing of them stays in memory."""
-
-    def __init__(self, disk: str | None) -> None:
-        self._spill = Spill(disk or settings.cache_folder() / "originals")
-        self._kept: dict[str, Callable[[Reader], nn.Linear]] = {}  # name → what makes the layer anew
-
-    def keep(self, model: nn.Module) -> None:
-        for name, layer in linear_layers(model):
-            tensors = {key: tensor.detach() for key, tensor in layer.named_parameters(recurse=False)}
-            about = (layer.weight.device, layer.weight.requires_grad, layer.training)
-            self._kept[name] = partial(_layer, self._spill.write(tensors), *about)
-
-    def restore(self, model: nn.Module) -> None:
-        """Put plain layers back where the model has others now, and their values where only those changed; then give the
-        disk space back."""
-        reader = Reader()
-        try:
-            for name, made_anew in self._kept.items():
-                there, layer = model.get_submodule(name), made_anew(reader)
-                if type(there) is nn.Linear:
-                    for key, parameter in there.named_parameters(recurse=False):
-                        parameter.data = layer.get_parameter(key).data
-                else:
-                    replace_module(model, name, layer)
-        finally:
-            reader.close()
-            self._spill.close()
-
-
-def linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    return ((name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear)
-
-
-def _layer(
-    located: dict[str, StoredTensor], device: torch.device, trained: bool, training: bool, reader: Reader
-) -> nn.Linear:
-    # A copy: the buffer is larger than the tensors, and page-aligned for the disk's sake.
-    found = {key: t.to(device, copy=True) for key, t in reader.read_tensors(located.values()).items()}
-    return linear_of(found["weight"], found.get("bias"), trained=trained, training=training)
-
-
-@dataclass
-class Applied:
-    model: nn.Module
-    did: dict[str, Any] = field(default_factory=dict)
-    _undo: list[Callable[[], object]] = field(default_factory=list)
-
-    def step(self, name: str, what: Any, undo: Callable[[], object]) -> None:
-        self.did[name] = what
-        self._undo.append(undo)
-
-    def undo(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-
-    def describe(self) -> dict[str, Any]:
-        return {"model": type(self.model).__name__} | self.did
-
-
-def apply(model: nn.Module, mode: Mode, device: torch.device, training: bool, disk: str | None) -> Applied:
-    """Every step of the mode, in an order in which each finds what it needs; all undone if one of them fails."""
-    done = Applied(model)
-    try:
-        if mode.fused_attention:
-            _use_fused_attention(done)
-        budget = device_budget(mode, device)
-        rest_format = None
-        if mode.weights and not training:
-            _keep_originals(done, mode.weights, disk)
-            if budget is None or packed_nbytes(model, mode.weights) <= budget:
-                quantize(model, mode.weights)
-            else:  # packed layers do not move; weights that do may rest in as few bits
-                rest_format = mode.weights
-        _place(done, device, budget, disk, rest_format)
-        if mode.checkpointing and training:
-            done.step("checkpointed blocks", activations(model, "checkpoint"), lambda: restore(model))
-        if mode.mixed_precision and autocast_dtype(device) is not None:
-            _autocast(done, device)
-    except BaseException:
-        done.undo()
-        raise
-    log.info("mode %s: %s", mode.name, done.describe())
-    return done
-
-
-def _use_fused_attention(done: Applied) -> None:
-    """Models of transformers that spell attention out are switched to torch's function; others are left alone."""
-    switch = getattr(done.model, "set_attn_implementation", None)
-    before = getattr(getattr(done.model, "config", None), "_attn_implementation", None)
-    if switch is None or before != "eager":
-        return
-    try:
-        switch("sdpa")
-    except (ValueError, ImportError) as exc:
-        log.info("attention of %s stays as it is: %s", type(done.model).__name__, exc)
-        return
-    done.step("attention", "sdpa", lambda: switch(before))
-
-
-def _keep_originals(done: Applied, format: str, disk: str | None) -> None:
-    originals = Originals(disk)
-    done.step("weights", format, lambda: originals.restore(done.model))
-    originals.keep(done.model)
-
-
-def packed_nbytes(model: nn.Module, format: str) -> int:
-    """What a model takes once its linear layers are packed."""
-    chosen = parse(format)
-    linear = {id(layer.weight): layer.weight for _, layer in linear_layers(model)}
-    packed = sum(chosen.nbytes(*weight.shape) for weight in linear.values())
-    return packed + sum(t.nbytes for t in (*model.parameters(), *model.buffers()) if id(t) not in linear)
-
-
-def _place(
-    done: Applied, device: torch.device, budget: int | None, disk: str | None, rest_format: str | None = None
-) -> None:
-    model = done.model
-    before = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
-    size = sum(tensor.nbytes for tensor in {id(t): t for t in (*model.parameters(), *model.buffers())}.values())
-    if budget is not None and size > budget:
-        fit(model, device, device_budget=budget, disk=disk, rest_format=rest_format)
-        done.step("streamed", {"budget": budget, "size": size}, lambda: unfit(model))
-        return
-    model.to(device)
-    if len(before) == 1 and before != {device}:
-        home = before.pop()
-        done.step("moved", str(device), lambda: model.to(home))
-
-
-class Autocasting:
-    """A pair of hooks: autocast is on while the model's forward runs, also when it raises."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._entered = threading.local()
-
-    def enter(self, module: nn.Module, args: Any) -> None:
-        stack = self._entered.__dict__.setdefault("stack", [])
-        context = autocast(self.device)
-        context.__enter__()
-        stack.append(context)
-
-    def leave(self, module: nn.Module, args: Any, result: Any) -> None:
-        self._entered.stack.pop().__exit__(None, None, None)
-
-    def __reduce__(self) -> tuple[type[Autocasting], tuple[torch.device]]:
-        return Autocasting, (self.device,)  # a copied or stored model has a pair of its own
-
-
-def _autocast(done: Applied, device: torch.device) -> None:
-    hooks = Autocasting(device)
-    handles = (
-        done.model.register_forward_pre_hook(hooks.enter, prepend=True),
-        done.model.register_forward_hook(hooks.leave, always_call=True),
-    )
-
-    def undo() -> None:
-        for handle in handles:
-            handle.remove()
-
-    done.step("autocast", autocast_dtype(device), undo)
-
-
-# --- a mode in force ---------------------------------------------------------------------------------------------------
-
-
 class ActiveMode(AbstractContextManager["ActiveMode"]):
     """A mode in force. Leaving its `with` block (or `off()`) puts the process and its models back as they were."""
 
@@ -280,8 +74,10 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
         self.mode = mode
         self.device = resolve(device).device
         self._stack = ExitStack()
-        self._lock = threading.Lock()
-        self._models: list[Applied] = []
+        self._lock = threading.RLock()
+        # By the id of the module that is called: a model, or a part of one that is called by itself.
+        self._known: dict[int, Prepared | None] = {}
+        self._prepared: list[Prepared] = []
 
     def on(self) -> ActiveMode:
         global _active
@@ -294,6 +90,7 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
             if self.mode.fused_attention:
                 self._stack.enter_context(sdpa_kernel(FUSED_FIRST, set_priority=True))
             self._stack.enter_context(matmul_precision(self.mode.matmul_precision))
+            first_runs.watch(self)
             _active = self
         return self
 
@@ -304,13 +101,16 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
             if _active is not self:
                 return
             _active = None
+            first_runs.unwatch()
             self._stack.close()
             failures = []
-            while self._models:
-                try:
-                    self._models.pop().undo()
-                except Exception as exc:  # noqa: BLE001  (raised once the other models have been put back)
-                    failures.append(exc)
+            with self._lock:
+                while self._prepared:
+                    try:
+                        self._prepared.pop().undo()
+                    except Exception as exc:  # noqa: BLE001  (raised once the other models have been put back)
+                        failures.append(exc)
+                self._known.clear()
             if failures:
                 raise failures[0]
 
@@ -319,20 +119,117 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
     def __exit__(self, *exc: object) -> None:
         self.off()
 
+    # --- a model that was named --------------------------------------------------------------------------------------
+
     def apply(
         self, model: torch.nn.Module, *, training: bool | None = None, disk: str | None = None
     ) -> torch.nn.Module:
-        """Prepare a model for this mode and put it on the device; returns the same module.
+        """Prepare a model for this mode now, before it runs, and put it on the device; returns the same module.
 
         `training` (the model's own state by default) keeps the weights in their dtype: four-bit weights cannot be trained.
         `disk` names a folder for the originals of quantized weights and for what does not fit elsewhere.
         """
-        with self._lock:
-            if any(done.model is model for done in self._models):
+        with self._lock, first_runs.NotWatched():
+            before = self._known.get(id(model))
+            if before is not None and before.asked:
                 raise UsageError(f"this {type(model).__name__} was prepared for mode {self.mode.name!r} already")
-            done = apply(model, self.mode, self.device, model.training if training is None else training, disk)
-            self._models.append(done)
+            if before is not None:
+                before.undo()
+                self._prepared.remove(before)
+            prepared = Prepared(model, self.mode, self.device, disk, asked=True)
+            trains = model.training if training is None else training
+            prepared.prepare("training" if trains else "inference")
+            self._remember(model, prepared)
         return model
+
+    # --- models that run ---------------------------------------------------------------------------------------------
+
+    def run(self, model: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call a model; the first time it is prepared, and again when training begins or ends."""
+        prepared = self._prepared_for(model)
+        dtype = prepared.autocast if prepared is not None else None
+        if dtype is None or torch.is_autocast_enabled(self.device.type):  # the program has an autocast of its own
+            return call(model, *args, **kwargs)
+        with torch.autocast(self.device.type, dtype=dtype):
+            result = call(model, *args, **kwargs)
+        return in_float32(result, dtype)
+
+    def _prepared_for(self, model: nn.Module) -> Prepared | None:
+        known: Prepared | None = self._known.get(id(model), _UNKNOWN)
+        if known is None or (known is not _UNKNOWN and known.is_ready_for(model)):
+            return known
+        with self._lock:
+            known = self._known.get(id(model), _UNKNOWN)
+            prepared = self._first_run(model) if known is _UNKNOWN else known
+            whole = prepared.model if prepared is not None else None
+            if prepared is not None and whole is not None and not prepared.is_ready_for(model):
+                phase = prepared.phase_of(model)
+                with torch.inference_mode(False), torch.no_grad():
+                    self._prepare(whole, prepared, phase)
+            return prepared
+
+    def _first_run(self, model: nn.Module) -> Prepared | None:
+        if next(tensors_of(model), None) is None:
+            self._remember(model, None)  # a loss, an activation: nothing to prepare
+            return None
+        whole = next((p for p in self._prepared if (it := p.model) is not None and _contains(it, model)), None)
+        if whole is not None:
+            self._remember(model, whole)
+            return whole
+        prepared = Prepared(model, self.mode, self.device, None, asked=False)
+        self._remember(model, prepared)
+        return prepared
+
+    def _prepare(self, model: nn.Module, prepared: Prepared, phase: Phase) -> None:
+        why = self._why_left_alone(model)
+        if why:
+            prepared.undo()
+            prepared.leave_alone(why, phase)
+        else:
+            prepared.prepare(phase)
+
+    def _why_left_alone(self, model: nn.Module) -> str:
+        if type(model).__module__.partition(".")[0] == "anytorch":
+            return "anytorch's own models choose their precision, kernels and memory themselves"
+        if isinstance(model, torch.jit.ScriptModule):
+            return "it is a TorchScript module, whose parts cannot be replaced"
+        places = {tensor.device for tensor in tensors_of(model)}
+        if HANDLE not in model.__dict__ and not all(same_place(place, self.device) for place in places):
+            return f"it runs on {', '.join(sorted(map(str, places)))}; the mode is for {self.device}"
+        parts = [
+            p.name for p in self._prepared if (it := p.model) is not None and it is not model and _contains(model, it)
+        ]
+        return f"its part {parts[0]} was prepared by itself" if parts else ""
+
+    def move(self, model: nn.Module, device: torch.device) -> bool:
+        """Stream a model that is to be moved to the device and does not fit there; False: let torch move it.
+
+        One that will be trained is streamed only if it does not fit at all, for torch's own optimizers cannot train it then.
+        """
+        if not same_place(device, self.device) or HANDLE in model.__dict__ or self.device.type == "cpu":
+            return False
+        with self._lock:
+            elsewhere = sum(t.nbytes for t in tensors_of(model) if not same_place(t.device, self.device))
+            free, budget = memory(self.device).free, device_budget(self.mode, self.device, model)
+            if free is None or budget is None or elsewhere <= (free if model.training else budget):
+                return False
+            prepared = self._known[id(model)] if id(model) in self._known else self._first_run(model)
+            if prepared is None or prepared.model is not model:
+                return False
+            try:
+                prepared.stream(model, budget)
+            except (BudgetTooSmall, UsageError) as exc:
+                prepared.left["streaming"] = str(exc)
+                return False
+            return True
+
+    def _remember(self, model: nn.Module, prepared: Prepared | None) -> None:
+        self._known[id(model)] = prepared
+        if prepared is not None and prepared.model is model:
+            self._prepared.append(prepared)
+        weakref.finalize(model, partial(_forget, weakref.ref(self), id(model), prepared)).atexit = False
+
+    # --- what is in force --------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
         """What is in force now, asked of the process and the device rather than remembered."""
@@ -346,8 +243,49 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
             "checkpointing": mode.checkpointing,
             "weights": mode.weights,
             "device budget": device_budget(mode, device),
-            "models": [done.describe() for done in self._models],
+            "models": [prepared.describe() for prepared in list(self._prepared)],
         }
+
+    def explain(self) -> str:
+        """In words: what the mode asks for, and what became of it for every model that ran, with the reasons."""
+        asked = in_words(self.mode, device_budget(self.mode, self.device))
+        lines = [f"mode {self.mode.name} on {self.device}: {asked}"]
+        lines += [prepared.explain() for prepared in list(self._prepared)]
+        return "\n".join(lines if self._prepared else [*lines, "no model has run yet"])
+
+
+_UNKNOWN: Any = object()
+
+
+def _contains(model: nn.Module, part: nn.Module) -> bool:
+    return any(module is part for module in model.modules())
+
+
+def _forget(mode: weakref.ref[ActiveMode], key: int, prepared: Prepared | None) -> None:
+    """A module is gone: nothing is kept of it, nor of what was prepared if that was the model itself."""
+    active = mode()
+    if active is not None:
+        active._known.pop(key, None)
+    if prepared is not None and prepared.model is None:
+        prepared.forget()
+        if active is not None and prepared in active._prepared:
+            active._prepared.remove(prepared)
+
+
+def in_float32(value: Any, dtype: torch.dtype) -> Any:
+    """A model's result with tensors of the autocast dtype as float32: what the program would see without a mode."""
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.dtype == dtype else value
+    if isinstance(value, Mapping):
+        changed = {key: in_float32(item, dtype) for key, item in value.items()}
+        same = all(changed[key] is item for key, item in value.items())
+        return value if same else type(value)(changed)  # type: ignore[call-arg]
+    if isinstance(value, (tuple, list)):
+        items = [in_float32(item, dtype) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
 
 
 _switching = threading.Lock()

@@ -84,7 +84,7 @@ def quantize(
             "calibration runs the model, and this one's weights are on the meta device",
             hint="load the model first, or quantize without examples",
         )
-    layers, skipped = _targets(model, skip)
+    layers, skipped = linear_targets(model, skip)
     source = None if weights is None else Checkpoint(Path(weights))
     if source is not None:
         source.match(model)
@@ -141,7 +141,8 @@ def _packed_layer(
     return QuantLinear.of(linear, format, prefer=prefer, packed=packed, input_scale=factors)
 
 
-def _targets(model: nn.Module, skip: Skip | Iterable[Skip]) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+def linear_targets(model: nn.Module, skip: Skip | Iterable[Skip] = ()) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+    """The layers of a model that can be packed, by name, and why others cannot. Raises UsageError for a bare nn.Linear."""
     rules = rules_of(skip)
     shared: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from anytorch.errors import UsageError
-from anytorch.quant.model import Skip, _targets, replace_module
+from anytorch.quant.model import Skip, linear_targets, replace_module
 from anytorch.quant.tensor import linear_of
 
 MASK = "pruning_mask"  # a buffer beside the weight, until `finish_pruning`
@@ -32,7 +32,7 @@ def prune(
         raise UsageError(f"amount={amount}: the share of weights to take away is from 0 to below 1")
     if pattern == "2:4" and amount != 0.5:
         raise UsageError(f"amount={amount} with 2:4: that pattern takes away exactly half", hint="use amount=0.5")
-    layers, _ = _targets(model, skip)
+    layers, _ = linear_targets(model, skip)
     masks = _masks(layers, amount, pattern)
     shares = {}
     for name, mask in masks.items():

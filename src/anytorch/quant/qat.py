@@ -15,7 +15,7 @@ from torch.nn import functional
 from anytorch.quant.choose import Prefer
 from anytorch.quant.formats import Format, parse
 from anytorch.quant.linear import QuantLinear
-from anytorch.quant.model import Skip, _targets, replace_module
+from anytorch.quant.model import Skip, linear_targets, replace_module
 from anytorch.quant.rounding import decode, encode
 from anytorch.quant.tensor import into_groups, linear_of
 
@@ -78,7 +78,7 @@ def prepare_qat(
     """Replace linear layers by ones that round in the forward pass, in place; their parameters stay the same objects, so
     an optimiser that holds them goes on working. Returns the layers' names."""
     chosen = parse(format, group_size)
-    layers, _ = _targets(model, skip)
+    layers, _ = linear_targets(model, skip)
     for name, linear in layers.items():
         replace_module(model, name, QatLinear.of(linear, chosen))
     return list(layers)

@@ -17,12 +17,14 @@ from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import matmul as wgsl
 from anytorch.gpu.wgsl.types import KINDS
+from anytorch.webgpu import matrix_products
 from anytorch.webgpu.copies import on_device
 from anytorch.webgpu.dtypes import FLOATS, name_of
 from anytorch.webgpu.launch import check_devices
+from anytorch.webgpu.matrix_products import MatrixTiling
 from anytorch.webgpu.per_element import per_element_plan
 from anytorch.webgpu.tensors import new_contiguous
-from anytorch.webgpu.tuning import DIRECT, DIRECT_ROW, Shape, Tiling, choose
+from anytorch.webgpu.tuning import DIRECT, DIRECT_ROW, AnyTiling, Shape, Tiling, choose
 
 Strides = tuple[int, int, int]
 
@@ -34,20 +36,22 @@ class Operand:
     dtype: torch.dtype
     strides: Strides
     aligned: bool  # its first element is at a multiple of four elements
+    eights: bool = False  # … of 16 bytes
 
     @property
     def transposed(self) -> Operand:
         batch, row, column = self.strides
-        return Operand(self.dtype, (batch, column, row), self.aligned)
+        return Operand(self.dtype, (batch, column, row), self.aligned, self.eights)
 
 
 class Product:
-    """The plan of a product, and what to do with what it writes."""
+    """The plan of a product, and what to do with what it writes. (`Copied` has none.)"""
 
-    __slots__ = ("beside", "plan", "splits", "swapped")
+    __slots__ = ("beside", "copies", "plan", "splits", "swapped")
 
     def __init__(self, plan: Plan, swapped: bool, splits: int, beside: bool) -> None:
         self.plan = plan
+        self.copies = False
         self.swapped = swapped  # A and B have changed places: C transposed is computed
         self.splits = splits
         self.beside = beside  # C is computed in 32 bits, in `splits` parts, which `finish` adds up and casts
@@ -58,9 +62,21 @@ class Product:
             a, b = b, a
         self.plan((a, b, d, c) if d else (a, b, c), alpha, beta)
 
+    @property
+    def direct(self) -> bool:
+        """Is a launch all there is to it?"""
+        return not (self.beside or self.copies)
+
     def parts(self, m: int, n: int, batch: int = 1) -> tuple[int, int, int, int]:
         """The size of what a product of batches of m rows and n columns is computed in beside."""
         return (batch, self.splits, n, m) if self.swapped else (batch, self.splits, m, n)
+
+
+class Copied(Product):
+    """A product whose operands are copied first, to where matrix cores can read them: then it has a plan of its own."""
+
+    def __init__(self) -> None:
+        self.copies, self.beside, self.swapped, self.splits = True, False, False, 1
 
 
 def product(
@@ -92,7 +108,7 @@ def product(
         known = plans[key] = make_product(a, b, c, d, activation)
     if not pa & pb & (pd or TAG) & TAG:  # an address of the host's
         check_devices("a matrix product", a, b, d)
-    if not known.beside:
+    if known.direct:
         known(pa, pb, pc, pd, alpha, beta)
         return c
     return _computed(known, a, b, c, d, alpha, beta, activation)
@@ -108,7 +124,9 @@ def _computed(
     beta: float,
     activation: str,
 ) -> torch.Tensor:
-    """c, computed by this product: at once, or in parts beside it that are added up."""
+    """c, computed by this product: at once, from copies, or in parts beside it that are added up."""
+    if known.copies:
+        return product(matrix_products.copied(a, -1), matrix_products.copied(b, -2), c, d, alpha, beta, activation)
     pa, pb = a.data_ptr(), b.data_ptr()
     if not known.beside:
         known(pa, pb, c.data_ptr(), d.data_ptr() if d is not None else 0, alpha, beta)
@@ -138,8 +156,8 @@ def _strides(tensor: torch.Tensor) -> Strides:
 
 
 def _operand(tensor: torch.Tensor) -> Operand:
-    aligned = (tensor.data_ptr() & OFFSET_MASK) // tensor.dtype.itemsize % 4 == 0
-    return Operand(tensor.dtype, _strides(tensor), aligned)
+    place = tensor.data_ptr() & OFFSET_MASK
+    return Operand(tensor.dtype, _strides(tensor), place // tensor.dtype.itemsize % 4 == 0, place % 16 == 0)
 
 
 def make_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor | None, activation: str) -> Product:
@@ -147,9 +165,13 @@ def make_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Ten
     a, b, c = (tensor if tensor.dim() == 3 else tensor.unsqueeze(0) for tensor in (a, b, c))
     batch, m, k = a.shape
     n = b.shape[2]
+    if matrix_products.worth_copying(runtime, a, b):
+        return Copied()
     left, right, result = _operand(a), _operand(b), _operand(c)
     added = _operand(d.expand(c.shape)) if d is not None else None
     swapped = n <= 8 < m or (n == 1 and m > 1)
+    if min(m, n) > 8 and matrix_products.in_use(runtime, a.dtype):  # they write rows of neighbours
+        swapped = result.strides[1] == 1 != result.strides[2]
     if swapped:
         left, right, result = right.transposed, left.transposed, result.transposed
         added = added.transposed if added is not None else None
@@ -159,12 +181,13 @@ def make_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Ten
         return geometry.product(Tiling(DIRECT if m > 1 else DIRECT_ROW), swapped)
     shape = Shape(batch, m, n, k, geometry.b_along, half=a.dtype is torch.float16)
 
-    def run(tiling: Tiling) -> torch.Tensor:
+    def run(tiling: AnyTiling) -> torch.Tensor:
         """The same product with this schedule, into memory of its own."""
         own = new_contiguous((_extent(c),), c.dtype).as_strided(c.shape, c.stride())
         return _computed(geometry.product(tiling, swapped), a, b, own, d, 1.0, 1.0, activation)
 
-    return geometry.product(choose(runtime, shape, name_of(a.dtype), run), swapped)
+    chosen = choose(runtime, shape, name_of(a.dtype), run, matrix_products.offered(runtime, geometry))
+    return geometry.product(chosen, swapped)
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -199,7 +222,10 @@ class Geometry:
         step, other = (row, column) if across else (column, row)
         return operand.aligned and step == 1 and length % 4 == 0 and other % 4 == 0 and batch % 4 == 0
 
-    def product(self, tiling: Tiling, swapped: bool) -> Product:
+    def product(self, tiling: AnyTiling, swapped: bool) -> Product:
+        if isinstance(tiling, MatrixTiling):
+            launched, beside = matrix_products.plan(open_runtime(), self, tiling)
+            return Product(launched, swapped, tiling.splits, beside)
         schedule, splits = tiling.schedule, tiling.splits
         form = schedule.form
         names = [name_of(operand.dtype) for operand in (self.a, self.b, self.c)]

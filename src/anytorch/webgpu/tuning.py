@@ -7,9 +7,10 @@ plainest one's. CPU adapters are never measured: barriers and workgroup memory o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from anytorch.measured.answers import near
 from anytorch.measured.engine import Candidate, Check, measure
 from anytorch.measured.store import recall, remember
 from anytorch.measured.verdict import Question
+from anytorch.webgpu.matrix_products import MatrixTiling
 
 WORTH_MEASURING = 1 << 27  # 512 x 512 x 512
 FEW = 8  # rows for which a product is a handful of dot products
@@ -44,6 +46,7 @@ SMALL = Schedule("tiled", 32, 32, 16, 4, 4)
 TILES = (LARGE, LARGE_DOUBLE, LARGE_SHALLOW, LARGE_UNROLLED, TALL, WIDE, MIDDLE, MIDDLE_DOUBLE, MIDDLE_DENSE, SMALL)
 
 ROUNDS, SAMPLE_S = 3, 2e-3
+BESIDE = 2  # other schedules that are tried beside those for matrix cores
 COMPILING = 5  # times the setting `measure_s`: a driver compiles every schedule first
 READ_BACK = (
     1 << 20
@@ -132,7 +135,8 @@ def rounded(length: int) -> int:
     return 1 << (length - 1).bit_length()
 
 
-Launch = Callable[[Tiling], torch.Tensor]
+AnyTiling = Tiling | MatrixTiling
+Launch = Callable[[Any], torch.Tensor]
 
 
 def offered(runtime: Runtime, shape: Shape, *, plainest: bool = False) -> list[Tiling]:
@@ -146,23 +150,32 @@ def offered(runtime: Runtime, shape: Shape, *, plainest: bool = False) -> list[T
     )
 
 
-def choose(runtime: Runtime, shape: Shape, dtype: str, run: Launch) -> Tiling:
-    """The schedule for a product. `run` launches it with a schedule and gives its result, which is only looked at."""
+def choose(
+    runtime: Runtime, shape: Shape, dtype: str, run: Launch, matrix_cores: Sequence[MatrixTiling] = ()
+) -> AnyTiling:
+    """The schedule for a product. `run` launches it with a schedule and gives its result, which is only looked at.
+
+    Where the product can run on `matrix_cores`, those tiles are tried, and only the likeliest of the others beside them.
+    """
     adapter = runtime.adapter
-    options = offered(runtime, shape)
+    if matrix_cores and settings.get("webgpu_matrix_cores") == "on":
+        return matrix_cores[0]
+    options: list[AnyTiling] = [*matrix_cores, *offered(runtime, shape)[: BESIDE if matrix_cores else None]]
     work = shape.batch * shape.m * shape.n * shape.k
+    guess = options[len(matrix_cores)]
     if len(options) == 1 or adapter.software or work < WORTH_MEASURING:
-        return options[0]
+        return guess
     rows = shape.m if shape.m <= FEW else rounded(shape.m)  # a schedule for few rows is for exactly so many
     sizes = "x".join(str(size) for size in (rounded(shape.batch), rows, rounded(shape.n), rounded(shape.k)))
     title = f"{dtype} {shape.b_along}{' gathered' if shape.gathered else ''} {sizes}"
     device = f"{adapter.name} {adapter.driver} {adapter.api}"
-    question = Question.of("matrix product", title, device, case=title, half=shape.half)
+    more = {"matrix_cores": True} if matrix_cores else {}
+    question = Question.of("matrix product", title, device, case=title, half=shape.half, **more)
     by_name = {option.name: option for option in options}
     budget_s = COMPILING * float(settings.get("measure_s"))
     verdict = recall(question, names=by_name, budget_s=budget_s)
     if verdict is None and runtime.recorder is not None:
-        return options[0]  # what is tried would be recorded with the rest, and answers cannot be read back
+        return guess  # what is tried would be recorded with the rest, and answers cannot be read back
     (plain,) = offered(runtime, shape, plainest=True)
     if verdict is None:
         runtime.synchronize()  # an index out of range in earlier work is not a candidate's mistake
@@ -170,7 +183,7 @@ def choose(runtime: Runtime, shape: Shape, dtype: str, run: Launch) -> Tiling:
             truth = run(plain)
             check = near(truth, dtype=truth.dtype) if truth.numel() <= READ_BACK else _near_on_device(truth)
         except torch.OutOfMemoryError:
-            return options[0]  # there is memory for the product, not for comparing; another time there may be
+            return guess  # there is memory for the product, not for comparing; another time there may be
         verdict = measure(
             question,
             [Candidate.of(option.name, partial(run, option)) for option in options],

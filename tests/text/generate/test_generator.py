@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def watched(
 ) -> None:
     """Call `before` every computation, and `after` it with its requests and how many tokens of each it has computed."""
     way = generator._scheduler._way
-    read, step = way.read, way.step
+    read, step, tokens = way.read, way.step, way.tokens
 
     def reads(request: TextRequest, portion: int) -> Computed:
         before()
@@ -62,8 +63,25 @@ def watched(
         after(requests, computed[0])
         return computed
 
+    def goes_on(requests: list[TextRequest]) -> Generator[list[int], None, None] | None:
+        made = tokens(requests)
+        return None if made is None else looked_at(requests, made)
+
+    def looked_at(
+        requests: list[TextRequest], made: Generator[list[int], None, None]
+    ) -> Generator[list[int], None, None]:
+        with closing(made):
+            while True:
+                before()
+                found = next(made, None)
+                if found is None:
+                    return
+                after(requests, 1)
+                yield found
+
     patch.setattr(way, "read", reads)
     patch.setattr(way, "step", steps)
+    patch.setattr(way, "tokens", goes_on)
 
 
 def held_from_step(generator: TextGenerator, patch: pytest.MonkeyPatch, number: int) -> threading.Event:

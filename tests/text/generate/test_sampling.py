@@ -9,14 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from anytorch.text.decoders.choosing import Choice, Points, candidates_of, chosen  # noqa: E402
 from anytorch.text.generate.sampling import Sampling, defaults_of, next_token, penalised  # noqa: E402
 
 LOGITS = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
 
 
 def counts(sampling: Sampling, number: int = 2000) -> Counter[int]:
-    random = torch.Generator().manual_seed(3)
-    return Counter(next_token(LOGITS, sampling, [], random) for _ in range(number))
+    points = Points(torch.Generator().manual_seed(3))
+    return Counter(next_token(LOGITS, sampling, [], points) for _ in range(number))
 
 
 def test_greedy_takes_the_most_likely() -> None:
@@ -49,8 +50,8 @@ def test_top_p_keeps_what_transformers_keeps() -> None:
     for top_p in (0.1, 0.5, 0.9, 0.99):
         logits = torch.randn(50) * 3
         kept = torch.isfinite(TopPLogitsWarper(top_p)(torch.zeros(1, 1, dtype=torch.long), logits[None].clone())[0])
-        random = torch.Generator().manual_seed(1)
-        found = {next_token(logits, Sampling(temperature=1.0, top_p=top_p), [], random) for _ in range(3000)}
+        points = Points(torch.Generator().manual_seed(1))
+        found = {next_token(logits, Sampling(temperature=1.0, top_p=top_p), [], points) for _ in range(3000)}
         assert found <= set(kept.nonzero()[:, 0].tolist())
 
 
@@ -64,3 +65,40 @@ def test_defaults_come_from_the_models_own_file() -> None:
     assert defaults_of(own) == Sampling(0.6, 0.95, 20, 1.1)
     assert defaults_of(SimpleNamespace(do_sample=False, temperature=0.6, repetition_penalty=None)) == Sampling()
     assert defaults_of(SimpleNamespace(do_sample=True, temperature=None)).temperature == 1.0
+
+
+def test_random_numbers_can_be_looked_at_before_they_are_used_up() -> None:
+    points = Points(torch.Generator().manual_seed(7))
+    random = torch.Generator().manual_seed(7)
+    wanted = [float(torch.rand((), generator=random, dtype=torch.float64)) for _ in range(5)]
+    assert points.ahead(3) == wanted[:3] and points.take() == wanted[0]
+    assert points.ahead(2) == wanted[1:3] and [points.take() for _ in range(4)] == wanted[1:]
+
+
+@pytest.mark.parametrize("candidates", ["few", "all"])
+def test_the_choice_for_all_rows_at_once_is_the_one_for_each(candidates: str) -> None:
+    """Greedy rows beside others, by a few candidates where every top_k allows it, and by the whole vocabulary."""
+    torch.manual_seed(1)
+    asked = [Sampling(), Sampling(0.7, 0.9, 40), Sampling(1.3, 1.0, 5), Sampling(2.0, 0.3, 64), Sampling(0.01, 0.9, 2)]
+    if candidates == "all":
+        asked += [Sampling(1.0), Sampling(0.8, 0.95)]
+    logits = torch.randn(len(asked), 300) * 3
+    count = candidates_of([Choice(one.temperature, one.top_k, one.top_p) for one in asked], 300)
+    assert count == (64 if candidates == "few" else 300)
+    given = [torch.tensor([getattr(one, name) for one in asked]) for name in ("temperature", "top_k", "top_p")]
+    found: set[tuple[int, ...]] = set()
+    for turn in range(60):
+        points = [Points(torch.Generator().manual_seed(100 * turn + row)) for row in range(len(asked))]
+        point = torch.tensor([one.ahead(1)[0] for one in points], dtype=torch.float64)
+        made = chosen(logits, count, given[0], given[1], given[2].double(), point).tolist()
+        assert made == [next_token(logits[row], one, [], points[row]) for row, one in enumerate(asked)]
+        found.add(tuple(made))
+    assert len(found) > 10
+
+
+def test_greedy_rows_need_one_candidate_and_numbers() -> None:
+    assert candidates_of([Choice(), Choice()], 300) == 1 and candidates_of([Choice(1.0, 3000)], 300) == 300
+    logits = torch.tensor([[1.0, 3.0, 3.0], [torch.nan, 0.0, 1.0], [0.0, torch.inf, 1.0]])
+    nothing = torch.zeros(3)
+    assert chosen(logits, 1, nothing, nothing, nothing, nothing).tolist() == [1, -2, -2]
+    assert chosen(logits, 3, nothing, nothing, nothing, nothing).tolist() == [1, -2, -2]

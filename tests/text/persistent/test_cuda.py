@@ -6,7 +6,9 @@ What it computes is tested on a GPU: tests/device/test_persistent.py.
 from __future__ import annotations
 
 import ctypes
+import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from anytorch.errors import NativeUnavailable, UsageError
 from anytorch.text.decoders import Decoder
 from anytorch.text.decoders.spec import read_spec
-from anytorch.text.persistent import cuda, nvrtc
+from anytorch.text.persistent import cuda, nvrtc, trace
 
 QWEN: dict[str, Any] = {
     "model_type": "qwen3",
@@ -77,15 +79,14 @@ def members(source: str, structure: str) -> list[str]:
 def test_the_argument_lies_as_the_kernel_reads_it() -> None:
     """Pointers of 8 bytes, then numbers of 8, of 4, and the layers behind them: as C lays the same members out."""
     argument = cuda._run_of(3)
-    assert ctypes.sizeof(cuda._Layer) == 15 * 8
+    assert ctypes.sizeof(cuda._Layer) == 15 * 8 + 4 * 4
     assert argument.positions.offset == 12 * 8
-    assert (argument.steps.offset, argument.eps.offset, argument.trace.offset) == (104, 124, 128)
-    assert argument.layers.offset == 136 and ctypes.sizeof(argument) == 136 + 3 * 120
+    assert (argument.steps.offset, argument.eps.offset, argument.trace.offset) == (104, 124, 136)
+    assert argument.layers.offset == 144 and ctypes.sizeof(argument) == 144 + 3 * 136
     source = cuda.SOURCE.read_text()
     assert members(source, "Layer") == [one[0] for one in cuda._Layer._fields_]
     assert members(source, "Run") == [one[0] for one in argument._fields_]
-    for constant, value in (("WARPS", cuda.WARPS), ("CHUNK", cuda.CHUNK), ("SPLIT", cuda.SPLIT)):
-        assert f"{constant} = {value}" in source
+    assert f"CHUNK = {cuda.CHUNK}" in source and f"MARKS = {trace.MARKS}" in source
     assert f"NONE = {cuda.NONE + 2**32:#x}u" in source and f"NO_NUMBER = {cuda.NO_NUMBER}" in source
 
 
@@ -153,3 +154,17 @@ def test_a_kernel_is_compiled_once_and_kept_as_it_was_built(monkeypatch: pytest.
     compiler.refuses = True
     with pytest.raises(NativeUnavailable, match="line 3"):
         compiled(WIDTH=16)
+
+
+def test_a_trace_shows_every_block_and_layer(tmp_path: Path) -> None:
+    marks = torch.arange(2 * 3 * trace.MARKS).reshape(2, 3, trace.MARKS) * 500 + 7_000
+    found = json.loads(trace.write_trace(marks, tmp_path / "trace.json").read_text())["traceEvents"]
+    assert len(found) == 2 * (2 * trace.MARKS + 1)  # the head has no phases
+    assert found[0] == {
+        "name": "qkv", "cat": "work", "ph": "X", "ts": 0.0, "dur": 0.5, "pid": 0, "tid": 0, "args": {"layer": 0},
+    }  # fmt: skip
+    assert [one["name"] for one in found[: trace.MARKS]] == [*trace.PHASES, trace.BETWEEN]
+    assert found[-1]["name"] == "head" and found[-1]["tid"] == 1 and found[-1]["args"] == {"layer": 2}
+    assert all(one["dur"] == 0.5 for one in found)
+    marks[1, :, 1] += 500  # one block's first phase takes twice as long
+    assert trace.table(marks)["qkv"] == (0.75, 1.0) and trace.table(marks)["down"] == (0.5, 0.5)

@@ -7,6 +7,7 @@ from anytorch_compat.modes import enable_from_environment as _enable_from_enviro
 from anytorch_compat.modes import enable_full_optimization as enable_full_optimization
 from anytorch_compat.modes import enable_memory_mode as enable_memory_mode
 from anytorch_compat.modes import enable_speed_mode as enable_speed_mode
+from anytorch_compat.modes import explain as explain
 from anytorch_compat.modes import get_config as get_config
 from anytorch_compat.modes import get_stack as get_stack
 from anytorch_compat.modes import get_stats as get_stats

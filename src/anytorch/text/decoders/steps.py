@@ -52,11 +52,16 @@ class RecordedSteps(Rows):
     def step(self) -> Tensor:
         """Logits of the tokens that `follow` put there, of as many rows as have a text or more, [rows, vocabulary]. They are
         overwritten by the next step."""
-        rows = max((row + 1 for row in range(self.rows) if self.lengths[row]), default=1)
-        rows = min(self.rows, 1 << (rows - 1).bit_length())
-        places = min(self.positions, max(LEAST_PLACES, 1 << (max(self.lengths) - 1).bit_length()))
+        rows, places = self._extent()
         self._given.copy_(self._next)
         return self._recorder.run((rows, places), lambda: self._kept_alive(rows, places))
+
+    def _extent(self, ahead: int = 0) -> tuple[int, int]:
+        """Rows and places that a step computes, whose texts are so many tokens longer than `lengths` says."""
+        rows = max((row + 1 for row in range(self.rows) if self.lengths[row]), default=1)
+        rows = min(self.rows, 1 << (rows - 1).bit_length())
+        places = 1 << (max(self.lengths) + ahead - 1).bit_length()
+        return rows, min(self.positions, max(LEAST_PLACES, places))
 
     def _kept_alive(self, rows: int, places: int) -> Tensor:
         self._held.update((one.data_ptr(), one.detach()) for one in self.decoder.parameters())

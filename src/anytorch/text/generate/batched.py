@@ -65,6 +65,9 @@ class Batched:
         )
         return 1, logits
 
+    def tokens(self, requests: Sequence[TextRequest]) -> None:
+        return None
+
     def undo(self, requests: Sequence[TextRequest]) -> None:
         truncate(requests[0].cache, max(request.length for request in requests))
 

@@ -7,7 +7,7 @@ nothing. The kernel is made anew, larger, when requests need it, and what is und
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +24,10 @@ from anytorch.text.decoders.rows import Rows
 from anytorch.text.decoders.steps import RecordedSteps
 from anytorch.text.generate.requests import Computed, TextRequest
 from anytorch.text.packed.encoder import available_cores
-from anytorch.text.persistent.fused import FusedSteps, steps_for
+from anytorch.text.persistent.ahead import AheadSteps
+from anytorch.text.persistent.fused import FusedSteps
 from anytorch.text.persistent.host import HostKernel
+from anytorch.text.persistent.launched import LaunchedSteps, rows_for
 
 log = logs.logger(__name__)
 
@@ -70,23 +72,24 @@ def open_kernel(folder: Path, device: torch.device, dtype: str) -> Opened:
         steps, whose = _tried_out(decoder)
     except Exception as exc:
         raise ModelError(f"our decoder does not run on {device}: {first_line(exc)}") from exc
-    fused = isinstance(steps, FusedSteps)
-    whose_kernels = "our own" if fused else "torch's"
+    whose_kernels = "our own" if isinstance(steps, FusedSteps) else "torch's"
     says = f"one recorded step of {whose_kernels} kernels computes a token of all requests"
     if steps.recorded:
         says = f"a step over tensors that stay computes a token of all requests; it is not recorded: {steps.recorded}"
+    if isinstance(steps, LaunchedSteps):
+        says += "; one launch computes all tokens of a request that is alone and takes the most likely ones"
     return Opened(
         decoder,
         lambda rows, positions: type(steps)(decoder, rows, positions),
         type(steps).__name__,
-        says + why + (f" (not by our own kernels: {whose})" if whose else ""),
+        says + why + (f" ({whose})" if whose else ""),
     )
 
 
 def _tried_out(decoder: Decoder) -> tuple[RecordedSteps, str]:
     """Steps that have computed a prompt and two tokens: the second one of a shape is recorded where the device can. And
-    why torch's kernels compute them, if they do."""
-    steps, why = steps_for(decoder, 1, 4)
+    why they are not the fastest ones, if they are not."""
+    steps, why = rows_for(decoder, 1, 4)
     steps.read(0, [0])
     for _ in range(2):
         steps.follow(0, 0)
@@ -131,6 +134,14 @@ class KernelRows:
         logits, rows = kernel.step(), [request.row for request in requests]
         first = rows == list(range(len(rows)))
         return 1, logits[: len(rows)] if first else logits[rows]
+
+    def tokens(self, requests: Sequence[TextRequest]) -> Generator[list[int], None, None] | None:
+        kernel = self._open
+        if not isinstance(kernel, AheadSteps):
+            return None
+        for request in requests:
+            kernel.follow(request.row, request.tokens[-1])
+        return kernel.tokens([request.row for request in requests], [request.choice for request in requests])
 
     def undo(self, requests: Sequence[TextRequest]) -> None:
         for request in requests:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from anytorch.text.decoders.choosing import Choice, Points
 from anytorch.text.generate.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class TextRequest:
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
+        self.points = Points(self.random)
 
     @property
     def made(self) -> int:
@@ -95,6 +97,12 @@ class TextRequest:
     def reading(self) -> bool:
         """Is some of the prompt still to be computed, apart from its last token?"""
         return len(self.tokens) - self.length > 1 or self.cache is None
+
+    @property
+    def choice(self) -> Choice:
+        """How its tokens are chosen; the penalty for repeated ones, which depends on the text, is not in it."""
+        asked, left = self.sampling, self.max_tokens - self.made
+        return Choice(asked.temperature, asked.top_k, asked.top_p, self.points.ahead, self.ends, left)
 
     def end(self, reason: FinishReason, error: BaseException | None = None) -> None:
         self.mailbox.put(End(reason, error))
@@ -115,6 +123,10 @@ class Way(Protocol):
 
     def step(self, requests: Sequence[TextRequest]) -> Computed:
         """One token for each of these, which share a step: logits, [requests, vocabulary]."""
+
+    def tokens(self, requests: Sequence[TextRequest]) -> Generator[list[int], None, None] | None:
+        """One token for each of these again and again, as they ask for it, until it is closed: before anybody comes or goes.
+        None where tokens are chosen from logits, step by step."""
 
     def undo(self, requests: Sequence[TextRequest]) -> None:
         """A step of these has failed: what it may have left behind is removed."""

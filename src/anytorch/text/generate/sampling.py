@@ -11,6 +11,8 @@ from anytorch.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
+    from anytorch.text.decoders.choosing import Points
+
 MOST_SEED = 2**63 - 1
 
 
@@ -66,9 +68,9 @@ def next_token(
     logits: torch.Tensor,  # [vocabulary]
     sampling: Sampling,
     seen: Sequence[int],
-    random: torch.Generator,
+    points: Points,
 ) -> int:
-    """One token. `seen`: the prompt and all tokens so far, for the penalty. `random`: of the CPU, whatever the device."""
+    """One token. `seen`: the prompt and all tokens so far, for the penalty. Uses up a point, if chance decides."""
     if sampling.repetition_penalty != 1.0:
         logits = penalised(logits, seen, sampling.repetition_penalty)
     if sampling.greedy:
@@ -86,7 +88,7 @@ def next_token(
         count = int((reached < sampling.top_p).sum()) + 1
         reached = reached[:count]
     # By the inverse of the distribution: one random number a token, the same on every device.
-    point = torch.rand((), generator=random, dtype=torch.float64) * reached[-1]
+    point = points.take() * reached[-1]
     place = min(int(torch.searchsorted(reached, point, right=True)), len(reached) - 1)
     return int(tokens[place])
 

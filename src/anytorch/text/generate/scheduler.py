@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -149,6 +150,8 @@ class Scheduler:
         for request in readers:  # a long prompt does not hold up the short ones behind it
             self._attempt([request], lambda one: self._way.read(one[0], max(LEAST, PORTION // len(readers))))
         ready = [r for r in self._running if not r.reading]
+        if ready and len(ready) == len(self._running) and self._streamed(ready):
+            return
         together = self._way.together(ready)
         if len(together) < 2:
             together = []
@@ -157,6 +160,42 @@ class Scheduler:
         for request in ready:
             if request not in together:
                 self._attempt([request], self._way.step)
+
+    def _streamed(self, requests: list[TextRequest]) -> bool:
+        """Give all running requests tokens until somebody comes or goes. False: they are to be computed step by step."""
+        if any(request.sampling.repetition_penalty != 1.0 for request in requests):
+            return False
+        try:
+            made = self._way.tokens(requests)
+            if made is None:
+                return False
+            with closing(made):
+                for tokens in made:
+                    now, over = time.perf_counter(), self._wanted_elsewhere(requests)
+                    if over or any(map(_is_last, requests, tokens)):
+                        over = True
+                        made.close()  # before anybody's memory is given to others
+                    for request, token in zip(requests, tokens, strict=True):
+                        request.length += 1
+                        if not request.sampling.greedy:
+                            request.points.take()  # what chance decided by
+                        self._give(request, token, now)
+                    with self._changed:
+                        self._count(tokens=len(tokens), steps=1)
+                    if over:
+                        break
+        except Exception as exc:  # noqa: BLE001  (each by itself, as the next lines do it, finds the culprit)
+            log.info("%d requests together failed (%s); they go on step by step", len(requests), exc)
+            self._way.undo(requests)
+            return False
+        return True
+
+    def _wanted_elsewhere(self, requests: Sequence[TextRequest]) -> bool:
+        """Has one of these been cancelled or run out of time, or is there room for one who waits?"""
+        if self._closing or (self._waiting and len(self._running) < self._most_at_once):
+            return True
+        now = time.perf_counter()
+        return any(r.cancelled or (r.deadline is not None and now >= r.deadline) for r in requests)
 
     def _attempt(self, requests: list[TextRequest], compute: Compute) -> None:
         """Compute for these; if that fails, for each alone, so that only the culprit gets the error.
@@ -195,15 +234,19 @@ class Scheduler:
                 self._ended(request, "cancelled", _ours(exc, request))
                 continue
             made += 1
-            if token in request.ends:
-                self._ended(request, "stop")
-                continue
-            request.tokens.append(token)
-            request.mailbox.put(Token(token, now))
-            if request.made >= request.max_tokens:
-                self._ended(request, "length")
+            self._give(request, token, now)
         with self._changed:
             self._count(tokens=made, steps=1)
+
+    def _give(self, request: TextRequest, token: int, now: float) -> None:
+        """Hand a request its token, and end it if that is the last."""
+        if token in request.ends:
+            self._ended(request, "stop")
+            return
+        request.tokens.append(token)
+        request.mailbox.put(Token(token, now))
+        if request.made >= request.max_tokens:
+            self._ended(request, "length")
 
     def _ended(self, request: TextRequest, reason: Any, error: BaseException | None = None) -> None:
         with self._changed:
@@ -230,7 +273,11 @@ class Outlook:
     def token(self, row: int, request: TextRequest) -> int:
         if request.sampling.greedy and request.sampling.repetition_penalty == 1.0:
             return self.best[row]
-        return next_token(self.logits[row], request.sampling, request.tokens, request.random)
+        return next_token(self.logits[row], request.sampling, request.tokens, request.points)
+
+
+def _is_last(request: TextRequest, token: int) -> bool:
+    return token in request.ends or request.made + 1 >= request.max_tokens
 
 
 def _ours(exc: Exception, request: TextRequest) -> Exception:

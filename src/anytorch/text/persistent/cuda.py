@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from anytorch.errors import InputError, UsageError
+from anytorch.text.decoders.choosing import NO_NUMBER
 from anytorch.text.decoders.model import Decoder, KeyValues
 from anytorch.text.decoders.rotary import tables
 from anytorch.text.decoders.spec import DecoderSpec
+from anytorch.text.persistent import trace
+from anytorch.text.persistent.cuda_weights import PackedDecoder, input_nbytes, phases
 from anytorch.text.persistent.joined import joined, joined_biases
 from anytorch.text.persistent.nvrtc import Kernel
 
 SOURCE = Path(__file__).parent / "code" / "decode.cu"
-THREADS, WARPS, CHUNK = 256, 8, 4096  # as in the source
-SPLIT, MOST_SPLITS = 128, 64
+WARPS, CHUNK = 8, 4096  # of a block; bytes of a slot, as in the source
+MOST_SPLITS = 64
+MOST_DEPTH = 6  # slots of a warp, of eight warps
 NONE = 0xFFF0DEAD - 2**32
-NO_NUMBER = -2
 CAPABILITY = (9, 0)
 HEAD_WIDTHS = (64, 128, 256)
 LOOK_S = 1e-4  # between two looks at what a launch has made
@@ -39,7 +43,14 @@ class _Layer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("qkv_bias", "out_bias", "gate_up_bias", "down_bias")),
         *((name, ctypes.c_void_p) for name in ("norm", "after", "q_norm", "k_norm", "keys", "values")),
         ("window", ctypes.c_int64),
+        *((name, ctypes.c_float) for name in ("qkv_scale", "out_scale", "gate_up_scale", "down_scale")),
     )
+
+
+class _Matrix(NamedTuple):
+    address: int
+    bias: int | None
+    scale: float  # of all its products, where it is packed
 
 
 def _run_of(layers: int) -> type[ctypes.Structure]:
@@ -53,8 +64,22 @@ _RUN = (
     ("positions", ctypes.c_int64),
     *((name, ctypes.c_int32) for name in ("steps", "token", "place", "end_count", "most_splits")),
     ("eps", ctypes.c_float),
+    ("head_scale", ctypes.c_float),
     ("trace", ctypes.c_void_p),
 )
+
+
+@lru_cache(maxsize=16)
+def _kernel(sizes: tuple[tuple[str, int], ...], device: torch.device) -> Kernel:
+    return Kernel(SOURCE, "decode", dict(sizes), device)
+
+
+def lay_out(decoder: Decoder) -> None:
+    """Put the weights where a launch reads them. Whoever else keeps views of them does it before, or they stay twice."""
+    for layer in decoder.model.layers:
+        for name, layers in phases(layer).items():
+            if len(layers) > 1:
+                joined(layers, in_turns=name == "gate_up")
 
 
 def refusal(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
@@ -82,30 +107,51 @@ class CudaKernel:
     """One text of up to `positions` tokens by a decoder on a GPU, from its first new token to its last in one launch.
 
     The decoder's weights move once: those of one phase come to lie in one matrix, of which its own are views from then
-    on. Sums are float32. Not for several threads at once; `stop` may be called from another.
+    on. Sums are float32. `kept`: the keys and values of several texts, which somebody else fills; a launch goes on with one
+    of them. Not for several threads at once; `stop` may be called from another.
+
+    `weights`: tokens are computed with a packed copy of all linear layers, the head too, and inputs rounded to 8 bits, each
+    to within 1/254 of the largest of its group of 32. Prompts are read by the decoder, with its own weights.
+
+    `profile`: `marks` has the times of a launch's last token (`trace.py`). `constants` of the source, to measure others.
     """
 
-    def __init__(self, decoder: Decoder, positions: int | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        positions: int | None = None,
+        kept: KeyValues | None = None,
+        weights: PackedDecoder | Literal["int8", "int4"] | None = None,
+        *,
+        profile: bool = False,
+        constants: Mapping[str, int] | None = None,
+    ) -> None:
         spec, weight = decoder.spec, decoder.lm_head.weight
         if why := refusal(spec, weight.dtype, weight.device):
             raise UsageError(f"this model cannot be decoded in one launch: {why}", hint="use RecordedSteps")
         self.decoder, self.device = decoder, weight.device
-        self.positions = min(positions or spec.max_positions, spec.max_positions)
-        self.kept = KeyValues(spec, 1, self.positions, weight.dtype, self.device)
+        self.packed = PackedDecoder(decoder, weights) if isinstance(weights, str) else weights
+        bits = 16 if self.packed is None else self.packed.bits
+        if kept is None:
+            positions = min(positions or spec.max_positions, spec.max_positions)
+            kept = KeyValues(spec, 1, positions, weight.dtype, self.device)
+        self.kept, self.positions = kept, kept.positions
         self.blocks = torch.cuda.get_device_properties(self.device).multi_processor_count
         self.splits = max(1, min(MOST_SPLITS, self.blocks // spec.kv_heads))
         group = spec.heads // spec.kv_heads
         part = spec.head_width + 2
+        given = {"WARPS": WARPS, **(constants or {})}
+        warps = given["WARPS"]
         fixed = max(
-            2 * max(spec.width, spec.q_width, spec.inner),
-            4 * ((group + 2) * spec.head_width + WARPS * group * part),
+            *(input_nbytes(size, bits) for size in (spec.width, spec.q_width, spec.inner)),
+            4 * ((group + 2) * spec.head_width + warps * group * part),
         )
-        fixed = -(-fixed // 16) * 16 + 8 * WARPS + 32 + 4 * (-(-spec.width // self.blocks) + 8)
+        fixed = -(-fixed // 16) * 16 + (8 + 4) * warps + 4 * (-(-spec.width // self.blocks) + 8)
         most = getattr(torch.cuda.get_device_properties(self.device), "shared_memory_per_block_optin", SHARED)
-        depth = min(6, (most - fixed) // (WARPS * (CHUNK + 8)))
+        depth = min(MOST_DEPTH * WARPS // warps, (most - fixed) // (warps * (CHUNK + 8)))
         if depth < 2:
             raise UsageError(f"a row of {spec.inner} numbers does not fit into the {most:,} bytes that a block shares")
-        self.shared = fixed + depth * WARPS * (CHUNK + 8)
+        self.shared, self.threads = fixed + depth * warps * (CHUNK + 8), 32 * warps
         sizes = {
             "WIDTH": spec.width,
             "INNER": spec.inner,
@@ -117,9 +163,12 @@ class CudaKernel:
             "DEPTH": depth,
             "QK_NORM": int(spec.qk_norm),
             "HALF": int(weight.dtype == torch.float16),
+            "BITS": bits,
+            "TRACE": int(profile),
+            **given,
         }
-        self._kernel = Kernel(SOURCE, "decode", sizes, self.device)
-        if self._kernel.blocks_at_once(THREADS, self.shared) < 1:
+        self._kernel = _kernel(tuple(sizes.items()), self.device)
+        if self._kernel.blocks_at_once(self.threads, self.shared) < 1:
             raise UsageError(f"a block of {self.shared:,} bytes does not fit on a multiprocessor of {self.device}")
         self._held: list[Any] = []  # what the structures point to
         self._layers = (_Layer * spec.layers)(*self._each_layer())
@@ -129,11 +178,18 @@ class CudaKernel:
         floats = -(-floats // 4) * 4  # four are looked at together
         self._flow = torch.empty(2 * spec.layers * floats, dtype=torch.int32, device=self.device)
         self._best = torch.empty(4 * self.blocks, dtype=torch.int64, device=self.device)
-        self._logits = torch.empty(spec.vocabulary, device=self.device)
+        self.logits = torch.empty(spec.vocabulary, device=self.device)  # of a launch's last token
         self._done, self._stopping = (torch.zeros(1, dtype=torch.int32).pin_memory() for _ in range(2))
+        self._made = torch.zeros(self.positions, dtype=torch.int32).pin_memory()
+        self.marks = None
+        if profile:
+            shape = (self.blocks, spec.layers + 1, trace.MARKS)
+            self.marks = torch.zeros(shape, dtype=torch.int64, device=self.device)
         cos, sin = tables(spec, self.positions)
+        head = self._matrix("head", [decoder.lm_head])
         self._fixed = {
-            "head": self._address(decoder.lm_head.weight),
+            "head": head.address,
+            "head_scale": head.scale,
             "words": self._address(decoder.model.embed_tokens.weight),
             "norm": self._floats(decoder.model.norm.weight),
             "cos": self._floats(cos),
@@ -141,6 +197,13 @@ class CudaKernel:
             "positions": self.positions,
             "most_splits": self.splits,
             "eps": spec.norm_eps,
+            "flow": self._flow.data_ptr(),
+            "best": self._best.data_ptr(),
+            "logits": self.logits.data_ptr(),
+            "made": self._made.data_ptr(),
+            "done": self._done.data_ptr(),
+            "stopping": self._stopping.data_ptr(),
+            "trace": None if self.marks is None else self.marks.data_ptr(),
         }
         self.length = 0
 
@@ -173,42 +236,45 @@ class CudaKernel:
         """The most likely tokens after `token`, which follows what has been read. Raises InputError."""
         if not 0 <= token < self.decoder.spec.vocabulary:
             raise InputError(f"{token} is not a token of {self.decoder.spec.vocabulary}")
-        steps = min(tokens, self.positions - self.length)
+        made = self.launched(0, token, self.length, tokens, ends)
+        try:
+            for one in made:
+                if one in ends:
+                    return
+                yield one
+        finally:
+            made.close()
+            self.length += int(self._done[0]) if tokens > 0 and self.length < self.positions else 0
+
+    def launched(
+        self, row: int, token: int, place: int, tokens: int, ends: Collection[int]
+    ) -> Generator[int, None, None]:
+        """The most likely tokens after `token`, which comes to `place` of a row: up to the first of `ends`, which is the
+        last one given, as many as there is room for. Closed, it ends the launch. Raises ArithmeticError."""
+        steps = min(tokens, self.positions - place)
         if steps < 1:
             return
-        made = torch.zeros(steps, dtype=torch.int32).pin_memory()
         end = torch.tensor(sorted(ends), dtype=torch.int32, device=self.device)
         self._flow.fill_(NONE)
         self._best.zero_()
         self._done.zero_()
         self._stopping.zero_()
-        run = self._argument(
-            **self._fixed,
-            layers=self._layers,
-            flow=self._flow.data_ptr(),
-            best=self._best.data_ptr(),
-            logits=self._logits.data_ptr(),
-            ends=end.data_ptr(),
-            end_count=len(ends),
-            made=made.data_ptr(),
-            done=self._done.data_ptr(),
-            stopping=self._stopping.data_ptr(),
-            steps=steps,
-            token=token,
-            place=self.length,
-        )
+        counts = {"ends": end.data_ptr(), "end_count": len(ends), "steps": steps, "token": token, "place": place}
+        for number, layer in enumerate(self._layers):
+            layer.keys = self.kept.keys[number, row].data_ptr()
+            layer.values = self.kept.values[number, row].data_ptr()
+        run = self._argument(**self._fixed, **counts, layers=self._layers)
         ended, seen = torch.cuda.Event(), 0
         try:
-            self._kernel.launch(self.blocks, THREADS, self.shared, run)
-            ended.record()
+            with torch.cuda.device(self.device):
+                self._kernel.launch(self.blocks, self.threads, self.shared, run)
+                ended.record()
             while True:
                 over = ended.query()  # first: what is done by then is all there is
-                for one in made[seen : int(self._done[0])].tolist():
+                for one in self._made[seen : int(self._done[0])].tolist():
                     seen += 1
                     if one == NO_NUMBER:
                         raise ArithmeticError("the model computed NaN or infinity")
-                    if one in ends:
-                        return
                     yield one
                 if over:
                     return
@@ -216,7 +282,6 @@ class CudaKernel:
         finally:  # also after Ctrl-C: the launch writes to memory that is freed afterwards
             self.stop()
             torch.cuda.current_stream(self.device).synchronize()
-            self.length += int(self._done[0])
 
     def stop(self) -> None:
         """End what runs after the token it is at."""
@@ -226,30 +291,30 @@ class CudaKernel:
 
     def _each_layer(self) -> Iterator[_Layer]:
         for number, layer in enumerate(self.decoder.model.layers):
+            matrices = {name: self._matrix(f"{number}.{name}", layers) for name, layers in phases(layer).items()}
             own: Any = layer.self_attn
-            mlp: Any = layer.mlp
-            qkv = self._joined([own.q_proj, own.k_proj, own.v_proj], in_turns=False)
-            gate_up = self._joined([mlp.gate_proj, mlp.up_proj], in_turns=True)
-            matrices = (qkv[0], self._address(own.o_proj.weight), gate_up[0], self._address(mlp.down_proj.weight))
-            biases = (qkv[1], self._bias(own.o_proj), gate_up[1], self._bias(mlp.down_proj))
             norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
             norms += [getattr(own, "q_norm", None), getattr(own, "k_norm", None)]
             yield _Layer(
-                *matrices,
-                *biases,
+                *(one.address for one in matrices.values()),
+                *(one.bias for one in matrices.values()),
                 *(None if norm is None else self._floats(norm.weight) for norm in norms),
-                self.kept.keys[number].data_ptr(),
-                self.kept.values[number].data_ptr(),
+                None,  # keys and values are those of a row, which a launch names
+                None,
                 own.window,
+                *(one.scale for one in matrices.values()),
             )
 
-    def _joined(self, layers: list[Any], *, in_turns: bool) -> tuple[int, int | None]:
-        """The addresses of all rows in one matrix and of their biases."""
+    def _matrix(self, name: str, layers: list[nn.Linear]) -> _Matrix:
+        """The rows of all these layers in one matrix, with their biases."""
+        in_turns = name.endswith("gate_up")
         biases = joined_biases(layers, in_turns=in_turns)
-        return self._address(joined(layers, in_turns=in_turns)), None if biases is None else self._floats(biases)
-
-    def _bias(self, layer: nn.Linear) -> int | None:
-        return None if layer.bias is None else self._floats(layer.bias)
+        bias = None if biases is None else self._floats(biases)
+        if self.packed is None:
+            whole = joined(layers, in_turns=in_turns) if len(layers) > 1 else layers[0].weight
+            return _Matrix(self._address(whole), bias, 1.0)
+        rows, scale = self.packed.matrices[name]
+        return _Matrix(self._address(rows), bias, scale)
 
     def _address(self, tensor: Tensor) -> int:
         whole = tensor.detach().contiguous()

@@ -23,6 +23,7 @@ from anytorch.text.decoders.model import Decoder, Layer
 from anytorch.text.decoders.rotary import tables
 from anytorch.text.decoders.spec import DecoderSpec
 from anytorch.text.decoders.steps import RecordedSteps
+from anytorch.text.persistent.ahead import AheadSteps
 from anytorch.text.persistent.joined import joined, joined_biases
 
 log = logs.logger(__name__)
@@ -122,7 +123,7 @@ def cut_for(rows: int, columns: int, width: int, processors: int, *, normed: boo
     return Cut(32, 128, warps=2, stages=4, splits=splits)
 
 
-class FusedSteps(RecordedSteps):
+class FusedSteps(AheadSteps):
     """`rows` texts of up to `positions` tokens each, one replay of our own kernels for each token of all of them."""
 
     def __init__(self, decoder: Decoder, rows: int = 1, positions: int | None = None) -> None:
@@ -142,6 +143,10 @@ class FusedSteps(RecordedSteps):
     def step(self) -> Tensor:
         with self._device:  # Triton launches on the current one
             return super().step()
+
+    def _launch(self, *given: Any) -> None:
+        with self._device:
+            super()._launch(*given)
 
     @torch.no_grad()
     def _computed(self, rows: int, places: int) -> Tensor:

@@ -25,11 +25,18 @@ def joined(layers: Sequence[nn.Linear], *, in_turns: bool = False) -> Tensor:
         for weight, at in zip(weights, begins, strict=True)
     ):  # fmt: skip
         return first.as_strided((begin // width if not in_turns else count * len(first), width), (width, 1))
-    whole = torch.stack(weights, 1).flatten(0, 1) if in_turns else torch.cat(weights)
+    whole = in_one(weights, in_turns=in_turns)
     views = whole.unflatten(0, (-1, count)).unbind(1) if in_turns else whole.split([len(w) for w in weights])
     for layer, view in zip(layers, views, strict=True):
         layer.weight.data = view
     return whole
+
+
+def in_one(weights: Sequence[Tensor], *, in_turns: bool = False) -> Tensor:
+    """Rows of several matrices in one: a copy, unless there is one only."""
+    if len(weights) == 1:
+        return weights[0]
+    return torch.stack(list(weights), 1).flatten(0, 1) if in_turns else torch.cat(list(weights))
 
 
 def joined_biases(layers: Sequence[nn.Linear], *, in_turns: bool = False) -> Tensor | None:

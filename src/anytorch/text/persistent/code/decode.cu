@@ -13,33 +13,42 @@
 //  - The best words have four places by turns. A block sets back the place of two tokens ago: whoever has published the last token
 //    has read that one.
 //
-// Sizes are constants, as the kernel is compiled for one model: WIDTH INNER HEADS KV_HEADS HEAD VOCABULARY LAYERS, DEPTH (slots
-// of a warp), QK_NORM, HALF (float16 in place of bfloat16).
+// Sizes are constants, as the kernel is compiled for one model: WIDTH INNER HEADS KV_HEADS HEAD VOCABULARY LAYERS, WARPS, DEPTH (slots
+// of a warp), QK_NORM, HALF (float16 in place of bfloat16), BITS (of a weight: 16, or 8 or 4 with a float16 scale for every 32).
+//
+// Packed weights (BITS below 16) are whole numbers, and so are what they are multiplied with: a phase rounds its input to 8 bits,
+// with a scale for every 32 of them. The products of 32 are a whole number, which is scaled once.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS, CHUNK = 4096;
+constexpr int THREADS = 32 * WARPS, CHUNK = 4096;
 constexpr int Q = HEADS * HEAD, KV = KV_HEADS * HEAD, GROUP = HEADS / KV_HEADS, QKV = Q + 2 * KV;
 constexpr u32 NONE = 0xfff0deadu;  // a NaN that arithmetic never makes: its own is 0x7fffffff
 constexpr u32 PATIENCE = 1u << 22;  // polls until something must have gone wrong
-constexpr int SPLIT = 128;  // positions that are worth a block of their own
+#ifndef SPLIT
+#define SPLIT 128  // positions that are worth a block of their own
+#endif
 constexpr int PART = HEAD + 2;  // of a head's attention to some positions: weighted values, maximum, sum
 constexpr float LOG2E = 1.4426950408889634f;
 #define LEAST __uint_as_float(0xff800000u)  // minus infinity
 constexpr int NO_NUMBER = -2;  // in place of a token
 
 struct Layer {
-    const char *qkv, *out, *gate_up, *down;  // rows of 16-bit floats; of gate_up in turns
+    const char *qkv, *out, *gate_up, *down;  // rows of 16-bit floats, or packed; of gate_up in turns
     const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;  // or null
     const float *norm, *after, *q_norm, *k_norm;
     u16 *keys, *values;  // [KV_HEADS, positions, HEAD]
     long long window;  // positions that are seen; 0: all
+    float qkv_scale, out_scale, gate_up_scale, down_scale;  // of all products with a packed matrix
 };
 
 #ifndef TRACE
 #define TRACE 0
+#endif
+#ifndef BITS
+#define BITS 16
 #endif
 constexpr int MARKS = 9;  // of a layer, where it is traced
 
@@ -55,8 +64,8 @@ struct Run {
     const volatile int* stopping;
     long long positions;
     int steps, token, place, end_count, most_splits;
-    float eps;
-    long long* trace;  // [blocks, LAYERS + 1, MARKS] cycles of the last token, if TRACE
+    float eps, head_scale;
+    long long* trace;  // [blocks, LAYERS + 1, MARKS] nanoseconds of the last token, if TRACE
     Layer layers[LAYERS];  // here, in constant memory: a pointer that has left the caches takes a microsecond
 };
 
@@ -93,6 +102,11 @@ __device__ __forceinline__ float dot8(uint4 a, uint4 b, float sum) {
 #pragma unroll
     for (int i = 0; i < 4; i++) sum = fmaf(low(p[i]), low(q[i]), sum), sum = fmaf(high(p[i]), high(q[i]), sum);
     return sum;
+}
+__device__ __forceinline__ float larger_or_none(float a, float b) {  // what is no number stays
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
 }
 __device__ __forceinline__ float over_warp(float sum) {
 #pragma unroll
@@ -138,6 +152,9 @@ template <int COUNT> __device__ __forceinline__ void await(const float* at, int 
 
 // ---- weights ------------------------------------------------------------------------------------------------------------
 
+constexpr int GROUP_SIZE = 32;  // columns of a scale
+__host__ __device__ constexpr int up_to(int n, int unit) { return (n + unit - 1) / unit * unit; }
+#if BITS == 16
 __host__ __device__ constexpr int parts_of(int bytes) {
     int parts = 1;
     while (bytes % parts || bytes / parts > CHUNK || (bytes / parts) % 16) parts++;
@@ -147,7 +164,25 @@ __host__ __device__ constexpr int parts_of(int bytes) {
 template <int K> struct Rows {
     static constexpr int BYTES = 2 * K, AT_ONCE = 4 * BYTES <= CHUNK ? 4 : 2 * BYTES <= CHUNK ? 2 : 1;
     static constexpr int PARTS = parts_of(BYTES), PIECE = AT_ONCE > 1 ? AT_ONCE * BYTES : BYTES / PARTS;
+    static constexpr int PADDED = K, INPUT = 2 * K;  // numbers, and bytes of them in shared memory
 };
+#else
+__host__ __device__ constexpr int packed_bytes(int groups) { return groups * GROUP_SIZE * BITS / 8 + up_to(2 * groups, 16); }
+__host__ __device__ constexpr int parts_of(int groups) {
+    int parts = 1;
+    while (packed_bytes((groups + parts - 1) / parts) > CHUNK) parts++;
+    return parts;
+}
+// The same for packed rows: a part of one is the numbers of its groups (all first halves, then, of 8 bits, all second ones; 4 bits
+// of both share a byte), and then their scales. Groups that are there for whole parts alone are 0.
+template <int K> struct Rows {
+    static constexpr int PARTS = parts_of((K + GROUP_SIZE - 1) / GROUP_SIZE), GROUPS = ((K + GROUP_SIZE - 1) / GROUP_SIZE + PARTS - 1) / PARTS;
+    static constexpr int PART_BYTES = packed_bytes(GROUPS), BYTES = PARTS * PART_BYTES;
+    static constexpr int AT_ONCE = 4 * BYTES <= CHUNK ? 4 : 2 * BYTES <= CHUNK ? 2 : 1, PIECE = AT_ONCE > 1 ? AT_ONCE * BYTES : PART_BYTES;
+    // In shared memory: first halves of all groups, second ones, then {scale, 8 times the scaled sum} of each.
+    static constexpr int PADDED = PARTS * GROUPS * GROUP_SIZE, INPUT = PARTS * GROUPS * (GROUP_SIZE + 8);
+};
+#endif
 __host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 // Rows that one warp takes together: gate and up meet in one warp, and a row of the residual belongs to one block for both its writers.
 constexpr int QKV_UNIT = Rows<WIDTH>::AT_ONCE, PAIR_UNIT = larger(2, Rows<WIDTH>::AT_ONCE);
@@ -247,9 +282,59 @@ struct Stream {
     }
 };
 
+#if BITS == 16
+// AT_ONCE rows of a slot by their part of the vector, added to `sums`.
+template <int K> __device__ __forceinline__ void multiply(const unsigned char* slot, const unsigned char* xs, int part, int lane, float* sums) {
+    constexpr int R = Rows<K>::AT_ONCE, N = (R > 1 ? Rows<K>::BYTES : Rows<K>::PIECE) / 16;
+    const uint4 *weights = (const uint4*)slot, *x = (const uint4*)xs + part * N;
+#pragma unroll 4
+    for (int i = lane; i < N; i += 32) {
+        const uint4 own = x[i];
+#pragma unroll
+        for (int j = 0; j < R; j++) sums[j] = dot8(weights[j * N + i], own, sums[j]);
+    }
+}
+#else
+__device__ __forceinline__ int dot4(u32 a, u32 b, int sum) {
+    asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(b));
+    return sum;
+}
+template <int K> __device__ __forceinline__ void multiply(const unsigned char* slot, const unsigned char* xs, int part, int lane, float* sums) {
+    using Own = Rows<K>;
+    constexpr int N = Own::GROUPS, ALL = Own::PARTS * N;
+    const uint4 *first = (const uint4*)xs + part * N, *second = first + ALL;
+    const float2* scales = (const float2*)(xs + ALL * GROUP_SIZE) + part * N;
+#pragma unroll 2
+    for (int g = lane; g < N; g += 32) {
+        const uint4 a = first[g], b = second[g];
+        const u32 *p = &a.x, *q = &b.x;
+        const float2 by = scales[g];
+#pragma unroll
+        for (int j = 0; j < Own::AT_ONCE; j++) {
+            const unsigned char* row = slot + j * Own::BYTES;
+            const uint4 c = ((const uint4*)row)[g];
+            const u32* codes = &c.x;
+            int sum = 0;
+#if BITS == 4
+#pragma unroll
+            for (int i = 0; i < 4; i++) sum = dot4(codes[i] & 0x0f0f0f0fu, p[i], sum), sum = dot4(codes[i] >> 4 & 0x0f0f0f0fu, q[i], sum);
+#else
+            const uint4 d = ((const uint4*)row)[N + g];
+            const u32* more = &d.x;
+#pragma unroll
+            for (int i = 0; i < 4; i++) sum = dot4(codes[i], p[i], sum), sum = dot4(more[i], q[i], sum);
+#endif
+            float scale;
+            asm("cvt.f32.f16 %0, %1;" : "=f"(scale) : "h"(((const u16*)(row + N * GROUP_SIZE * BITS / 8))[g]));
+            sums[j] = fmaf(scale, fmaf((float)sum, by.x, -by.y), sums[j]);
+        }
+    }
+}
+#endif
+
 // A block's rows of a matrix by the vector in `xs`: emit(row, sums of UNIT rows from there, how many there are).
-template <int K, int UNIT, class Emit> __device__ __forceinline__ void product(const Run& run, Stream& stream, const unsigned char* xs, int rows, int warp, int lane, Emit emit) {
-    constexpr int R = Rows<K>::AT_ONCE, N = (R > 1 ? Rows<K>::BYTES : Rows<K>::PIECE) / 16, PARTS = Rows<K>::PARTS;
+template <int K, int UNIT, class Emit> __device__ __forceinline__ void product(const Run& run, Stream& stream, const unsigned char* xs, int rows, float scale, int warp, int lane, Emit emit) {
+    constexpr int R = Rows<K>::AT_ONCE, PARTS = Rows<K>::PARTS;
     const int end = first_of(units_of(rows, UNIT), blockIdx.x + 1);
     for (int unit = first_of(units_of(rows, UNIT), blockIdx.x) + warp; unit < end; unit += WARPS) {
         float sums[UNIT];
@@ -262,19 +347,12 @@ template <int K, int UNIT, class Emit> __device__ __forceinline__ void product(c
 #pragma unroll 1
             for (int part = 0; part < PARTS; part++) {
                 stream.wait();
-                const uint4* weights = (const uint4*)(stream.slots + stream.slot * CHUNK);
-                const uint4* x = (const uint4*)xs + part * N;
-#pragma unroll 4
-                for (int i = lane; i < N; i += 32) {
-                    const uint4 own = x[i];
-#pragma unroll
-                    for (int j = 0; j < R; j++) sums[from + j] = dot8(weights[j * N + i], own, sums[from + j]);
-                }
+                multiply<K>(stream.slots + stream.slot * CHUNK, xs, part, lane, sums + from);
                 stream.refill(run, warp, lane);
             }
         }
 #pragma unroll
-        for (int i = 0; i < UNIT; i++) sums[i] = over_warp(sums[i]);
+        for (int i = 0; i < UNIT; i++) sums[i] = over_warp(sums[i]) * (BITS == 16 ? 1 : scale);
         emit(unit * UNIT, sums, there);
     }
 }
@@ -295,8 +373,31 @@ template <int K> __device__ __forceinline__ void first_of_them(const float* x) {
     for (u32 tries = 0; !is_there(look4(x + (LAST * THREADS + threadIdx.x) * 4)); tries++) if (tries > PATIENCE) __trap();
 }
 
+// Four numbers of a vector for the products of all warps, from `at` on: every thread of a warp comes here, also those beyond the end.
+template <int K> __device__ __forceinline__ void put(unsigned char* xs, int at, float a, float b, float c, float d) {
+#if BITS == 16
+    if (at < K) *(uint2*)(xs + at * 2) = make_uint2(packed(a, b), packed(c, d));
+#else
+    if (at >= K) a = b = c = d = 0;
+    float most = larger_or_none(larger_or_none(fabsf(a), fabsf(b)), larger_or_none(fabsf(c), fabsf(d)));  // of 32: eight threads
+#pragma unroll
+    for (int o = 4; o; o >>= 1) most = larger_or_none(most, __shfl_xor_sync(~0u, most, o));
+    const float by = most > 0 ? __fdiv_rn(127.0f, most) : 0;
+    const u32 four = (u32)(__float2int_rn(a * by) & 255) | (u32)(__float2int_rn(b * by) & 255) << 8 | (u32)(__float2int_rn(c * by) & 255) << 16 | (u32)__float2int_rn(d * by) << 24;
+    int sum = dot4(four, 0x01010101u, 0);
+#pragma unroll
+    for (int o = 4; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+    constexpr int ALL = Rows<K>::PADDED / GROUP_SIZE;
+    const int group = at / GROUP_SIZE, word = at % GROUP_SIZE / 4;
+    if (at >= Rows<K>::PADDED) return;
+    *(u32*)(xs + (word / 4 * ALL + group) * 16 + word % 4 * 4) = four;
+    const float scale = most / 127.0f;  // not a number if one of the 32 is none
+    if (!word) *(float2*)(xs + ALL * GROUP_SIZE + group * 8) = make_float2(scale, BITS == 4 ? 8 * scale * sum : 0);
+#endif
+}
+
 template <int K> struct Vector {
-    static constexpr int COUNT = (K / 4 + THREADS - 1) / THREADS;  // groups of four for each thread
+    static constexpr int COUNT = (Rows<K>::PADDED / 4 + THREADS - 1) / THREADS;  // groups of four for each thread
     float v[COUNT][4];
     float4 weight[COUNT];  // of the norm: read before it is needed, as it has left every cache since the last token
 
@@ -350,31 +451,38 @@ template <int K> struct Vector {
     }
     __device__ __forceinline__ void share(unsigned char* xs) const {
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) if (has(i)) *(uint2*)(xs + (i * THREADS + threadIdx.x) * 8) = make_uint2(packed(v[i][0], v[i][1]), packed(v[i][2], v[i][3]));
+        for (int i = 0; i < COUNT; i++) put<K>(xs, (i * THREADS + threadIdx.x) * 4, v[i][0], v[i][1], v[i][2], v[i][3]);
         __syncthreads();
     }
 };
 
-// A vector that others compute, into shared memory as 16-bit floats, part by part as it comes.
+// A vector that others compute, into shared memory for products, part by part as it comes.
 template <int K> __device__ __forceinline__ void take(const float* x, unsigned char* xs) {
-    constexpr int COUNT = (K / 4 + THREADS - 1) / THREADS;
+    constexpr int COUNT = (Rows<K>::PADDED / 4 + THREADS - 1) / THREADS;
     u32 missing = all_of<K>();
     first_of_them<K>(x);
     __syncthreads();  // everybody has read what was there before
 #pragma unroll
-    for (int from = 0; from < COUNT; from += 4)  // four at once: more would take registers from the weights
+    for (int from = 0; from < COUNT; from += 4) {  // four at once: more would take registers from the weights
+        uint4 seen[4];
         for (u32 tries = 0; missing >> from & 15; tries++) {
-            uint4 seen[4];
 #pragma unroll
             for (int i = 0; i < 4 && from + i < COUNT; i++) if (missing >> (from + i) & 1) seen[i] = look4(x + ((from + i) * THREADS + threadIdx.x) * 4);
 #pragma unroll
             for (int i = 0; i < 4 && from + i < COUNT; i++)
                 if ((missing >> (from + i) & 1) && is_there(seen[i])) {
                     missing &= ~(1u << (from + i));
-                    *(uint2*)(xs + ((from + i) * THREADS + threadIdx.x) * 8) = make_uint2(packed(__uint_as_float(seen[i].x), __uint_as_float(seen[i].y)), packed(__uint_as_float(seen[i].z), __uint_as_float(seen[i].w)));
+#if BITS == 16  // at once; packed ones are rounded together with other threads'
+                    put<K>(xs, ((from + i) * THREADS + threadIdx.x) * 4, __uint_as_float(seen[i].x), __uint_as_float(seen[i].y), __uint_as_float(seen[i].z), __uint_as_float(seen[i].w));
+#endif
                 }
             if (tries > PATIENCE) __trap();
         }
+#if BITS < 16
+#pragma unroll
+        for (int i = 0; i < 4 && from + i < COUNT; i++) put<K>(xs, ((from + i) * THREADS + threadIdx.x) * 4, __uint_as_float(seen[i].x), __uint_as_float(seen[i].y), __uint_as_float(seen[i].z), __uint_as_float(seen[i].w));
+#endif
+    }
     __syncthreads();
 }
 
@@ -388,7 +496,7 @@ __device__ __forceinline__ uint4 cached(const u16* at) {
 
 // One block: the heads that share keys, to the positions of one of `splits`. `scratch`: queries, key and value, then a part for each warp.
 __device__ __noinline__ void attend(const Run& run, const Layer& layer, float* flow, float* before, int place, int begin, int splits, int kv, int split, float* scratch, int warp, int lane) {
-    constexpr int LANES = HEAD / 8, TEAMS = WARPS * 32 / LANES, EACH = HEAD / 32, BATCH = 4;
+    constexpr int LANES = HEAD / 8, TEAMS = WARPS * 32 / LANES, EACH = HEAD / 32, BATCH = WARPS > 8 ? 2 : 4;
     const int total = place + 1 - begin;
     const int length = (total + splits - 1) / splits, from = begin + split * length, to = min(place + 1, from + length);
     const bool newest = to == place + 1;
@@ -491,7 +599,12 @@ __device__ __noinline__ void attend(const Run& run, const Layer& layer, float* f
             if (later < old) v[b] = cached(values + (size_t)later * HEAD + first);
         }
 #pragma unroll
-        for (int g = 0; g < GROUP; g++) raise(g, fmaxf(fmaxf(scores[0][g], scores[1][g]), fmaxf(scores[2][g], scores[3][g])));
+        for (int g = 0; g < GROUP; g++) {
+            float highest = scores[0][g];
+#pragma unroll
+            for (int b = 1; b < BATCH; b++) highest = fmaxf(highest, scores[b][g]);
+            raise(g, highest);
+        }
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
             if (at + team + b * TEAMS >= old) break;  // nothing was read there
@@ -587,12 +700,12 @@ __device__ __forceinline__ u64 larger_of(u64 a, u64 b) { return a > b ? a : b; }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_constant__ Run run) {
     extern __shared__ __align__(128) unsigned char raw[];
-    constexpr int XS = larger(2 * larger(larger(WIDTH, Q), INNER), 4 * ((GROUP + 2) * HEAD + WARPS * GROUP * PART));
+    constexpr int XS = larger(larger(larger(Rows<WIDTH>::INPUT, Rows<Q>::INPUT), Rows<INNER>::INPUT), 4 * ((GROUP + 2) * HEAD + WARPS * GROUP * PART));
     unsigned char* slots = raw;
     u64* full = (u64*)(raw + WARPS * DEPTH * CHUNK);
     u64* bests = full + WARPS * DEPTH;  // of warps
     float* sums = (float*)(bests + WARPS);
-    unsigned char* xs = (unsigned char*)(sums + 8);
+    unsigned char* xs = (unsigned char*)(sums + WARPS);
     float* rest = (float*)(xs + (XS + 15) / 16 * 16);  // this block's rows of the residual
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
@@ -610,7 +723,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
     int token = run.token, place = run.place;
     auto mark = [&](int step, int number, int what) {
 #if TRACE
-        if (!threadIdx.x && step == run.steps - 1) run.trace[((size_t)blockIdx.x * (LAYERS + 1) + number) * MARKS + what] = clock64();
+        if (!threadIdx.x && step == run.steps - 1) asm volatile("{.reg .u64 t; mov.u64 t, %%globaltimer; st.global.u64 [%0], t;}" ::"l"(run.trace + ((size_t)blockIdx.x * (LAYERS + 1) + number) * MARKS + what) : "memory");
 #endif
     };
     for (int step = 0; step < run.steps; step++, place++) {
@@ -628,7 +741,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
             x.share(xs);
             mark(step, number, 0);
             if (number == LAYERS) break;
-            product<WIDTH, QKV_UNIT>(run, stream, xs, QKV, warp, lane, [&](int row, const float (&found)[QKV_UNIT], int there) {
+            product<WIDTH, QKV_UNIT>(run, stream, xs, QKV, layer.qkv_scale, warp, lane, [&](int row, const float (&found)[QKV_UNIT], int there) {
 #pragma unroll
                 for (int i = 0; i < QKV_UNIT; i++)
                     if (lane == i && i < there) publish(flow + AT_QKV + row + i, found[i] + (layer.qkv_bias ? layer.qkv_bias[row + i] : 0)), set_back(before + AT_QKV + row + i);
@@ -652,14 +765,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
                         publish(flow + at + row + i, sum), set_back(before + at + row + i);
                     }
             };
-            product<Q, BACK_UNIT>(run, stream, xs, WIDTH, warp, lane, [&](int row, const float (&found)[BACK_UNIT], int there) { add(AT_MIDDLE, layer.out_bias, row, found, there); });
+            product<Q, BACK_UNIT>(run, stream, xs, WIDTH, layer.out_scale, warp, lane, [&](int row, const float (&found)[BACK_UNIT], int there) { add(AT_MIDDLE, layer.out_bias, row, found, there); });
             mark(step, number, 4);
             x.weigh(layer.after);
             x.await(flow + AT_MIDDLE);
             x.norm(run.eps, sums, warp, lane);
             x.share(xs);
             mark(step, number, 5);
-            product<WIDTH, PAIR_UNIT>(run, stream, xs, 2 * INNER, warp, lane, [&](int row, const float (&found)[PAIR_UNIT], int there) {
+            product<WIDTH, PAIR_UNIT>(run, stream, xs, 2 * INNER, layer.gate_up_scale, warp, lane, [&](int row, const float (&found)[PAIR_UNIT], int there) {
 #pragma unroll
                 for (int i = 0; i < PAIR_UNIT; i += 2)
                     if (lane == i && i < there) {
@@ -671,12 +784,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
             mark(step, number, 6);
             take<INNER>(flow + AT_INNER, xs);
             mark(step, number, 7);
-            product<INNER, BACK_UNIT>(run, stream, xs, WIDTH, warp, lane, [&](int row, const float (&found)[BACK_UNIT], int there) { add(AT_END, layer.down_bias, row, found, there); });
+            product<INNER, BACK_UNIT>(run, stream, xs, WIDTH, layer.down_scale, warp, lane, [&](int row, const float (&found)[BACK_UNIT], int there) { add(AT_END, layer.down_bias, row, found, there); });
             mark(step, number, 8);
         }
         u64 best = 0;
         const bool keeps = run.logits != nullptr && step == run.steps - 1;
-        product<WIDTH, QKV_UNIT>(run, stream, xs, VOCABULARY, warp, lane, [&](int row, const float (&found)[QKV_UNIT], int there) {
+        product<WIDTH, QKV_UNIT>(run, stream, xs, VOCABULARY, run.head_scale, warp, lane, [&](int row, const float (&found)[QKV_UNIT], int there) {
 #pragma unroll
             for (int i = 0; i < QKV_UNIT; i++)
                 if (i < there) {

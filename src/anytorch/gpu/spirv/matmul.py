@@ -1,0 +1,375 @@
+"""Matrix products on matrix cores: C = activation(alpha A B + beta D), sums in float32, as SPIR-V.
+
+A workgroup computes a tile of C, its subgroups a part of the tile each. Tiles of A and B travel from memory through
+registers into workgroup memory as they lie (rows or columns), while the tiles before them are multiplied. Elements are read
+eight at a time (16 bytes): the operands' steps and places must be multiples of eight. Rows and columns beyond the edge
+repeat the last one and are not stored; beyond the end of k there are zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anytorch.gpu.spirv.module import COLUMN_MAJOR, ROW_MAJOR, USE_A, USE_ACCUMULATOR, USE_B, Module, Value
+
+EIGHT = 8  # elements of 16 bits in one read
+GROUPED = 8  # rows of tiles that are computed together, so that their operands are found in the cache
+
+PARAMETERS = (
+    *("m", "n", "k", "chunk", "splits", "tiles_m", "tiles_n", "grid_x", "batches"),
+    *("a_batch", "a_step", "b_batch", "b_step", "d_batch", "d_row", "d_col", "c_batch", "c_row"),
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A matrix shape of the driver's, and how many invocations share it."""
+
+    m: int
+    n: int
+    k: int
+    subgroup: int
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a workgroup computes: bm x bn of C in steps of bk, by wm x wn subgroups. `buffers`: tiles in workgroup memory."""
+
+    bm: int
+    bn: int
+    bk: int
+    wm: int
+    wn: int
+    buffers: int = 2
+
+    @property
+    def name(self) -> str:
+        return f"matrix cores {self.bm}x{self.bn}x{self.bk} by {self.wm}x{self.wn}" + (
+            " single" if self.buffers == 1 else ""
+        )
+
+    @property
+    def subgroups(self) -> int:
+        return self.wm * self.wn
+
+    def fits(self, shape: Shape, shared_bytes: int, threads: int) -> bool:
+        invocations = self.subgroups * shape.subgroup
+        whole = (
+            self.bm % (self.wm * shape.m) == 0
+            and self.bn % (self.wn * shape.n) == 0
+            and self.bk % shape.k == 0
+            and (self.bm * self.bk) % (EIGHT * invocations) == 0
+            and (self.bn * self.bk) % (EIGHT * invocations) == 0
+            and shape.m % EIGHT == shape.n % EIGHT == shape.k % EIGHT == 0
+            and (shape.m * (self.bn // self.wn)) % (EIGHT * shape.subgroup) == 0
+        )
+        worst = max(layout(self, shape, a, b).units for a in "km" for b in "nk") * 16 if whole else 0
+        return whole and worst <= shared_bytes and invocations <= threads
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tile lies in workgroup memory, in units of 16 bytes."""
+
+    a_row: int
+    b_row: int
+    b_at: int
+    stage: int
+    scratch_row: int
+    scratch: int  # of one subgroup
+    units: int
+
+
+def layout(tile: Tile, shape: Shape, a_along: str, b_along: str) -> Layout:
+    """One unit more than a row needs keeps rows in different banks."""
+    a_row = (tile.bk if a_along == "k" else tile.bm) // EIGHT + 1
+    b_row = (tile.bn if b_along == "n" else tile.bk) // EIGHT + 1
+    b_at = a_row * (tile.bm if a_along == "k" else tile.bk)
+    stage = b_at + b_row * (tile.bk if b_along == "n" else tile.bn)
+    scratch_row = tile.bn // tile.wn // 4 + 1
+    scratch = scratch_row * shape.m
+    units = max(tile.buffers * stage, scratch * tile.subgroups)
+    return Layout(a_row, b_row, b_at, stage, scratch_row, scratch, units)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A kernel: dtypes, how the operands lie, and what becomes of the sums."""
+
+    element: str  # float16 or bfloat16: of A and B
+    stored: str  # of C; float32 where `split`
+    tile: Tile
+    shape: Shape
+    added: str = ""  # of D
+    a_along: str = "k"  # the index along which A's elements are neighbours
+    b_along: str = "n"
+    activation: str = ""
+    split: bool = False  # C holds the parts one after another, as they are
+    ragged_k: bool = True  # k, or a part of it, is no multiple of bk
+    whole_rows: bool = True  # C's rows are written in whole units of 16 bytes
+
+    @property
+    def bindings(self) -> int:
+        return 4 if self.added else 3
+
+
+def render(kernel: Product) -> bytes:
+    return _Writer(kernel).words()
+
+
+class _Writer:
+    def __init__(self, kernel: Product) -> None:
+        tile, shape = kernel.tile, kernel.shape
+        self.kernel, self.tile, self.shape = kernel, tile, shape
+        self.threads = tile.subgroups * shape.subgroup
+        module = self.module = Module(self.threads)
+        self.quad = module.vector(module.u32, 4)
+        self.layout = layout(tile, shape, kernel.a_along, kernel.b_along)
+        self.a = module.buffer(0, self.quad, 16)
+        self.b = module.buffer(1, self.quad, 16)
+        self.d = module.buffer(2, module.u32, 4) if kernel.added else None
+        wide = self.quad if kernel.whole_rows else module.u32
+        self.c = module.buffer(kernel.bindings - 1, wide, 16 if kernel.whole_rows else 4, writable=True)
+        self.memory = module.shared(self.quad, self.layout.units)
+        places = ("a_at", "b_at", *(("d_at",) if kernel.added else ()), "c_at")
+        self.p = module.parameters(("alpha", "beta", *places, *PARAMETERS))
+        self.thread = module.local_index()
+        self.subgroup, self.lane = module.subgroup()
+        element = module.float16() if kernel.element == "float16" else module.bfloat16()
+        self.a_type = module.matrix(element, shape.m, shape.k, USE_A)
+        self.b_type = module.matrix(element, shape.k, shape.n, USE_B)
+        self.c_type = module.matrix(module.f32, shape.m, shape.n, USE_ACCUMULATOR)
+
+    def words(self) -> bytes:
+        self._place()
+        self._sum()
+        self._store()
+        return self.module.finish()
+
+    def _place(self) -> None:
+        """Which tile of which product this workgroup computes, and from where to where along k."""
+        module, p, tile = self.module, self.p, self.tile
+        x, y = module.workgroup()
+        linear = x + y * p["grid_x"]
+        tiles = p["tiles_m"] * p["tiles_n"]
+        batch_part = linear // tiles
+        module.leave_if(batch_part >= p["batches"])
+        within = linear % tiles
+        across = p["tiles_n"] * GROUPED
+        first = within // across * GROUPED
+        rows = (p["tiles_m"] - first).minimum(GROUPED)
+        self.m0 = (first + within % across % rows) * tile.bm
+        self.n0 = within % across // rows * tile.bn
+        self.batch, self.part = batch_part // p["splits"], batch_part % p["splits"]
+        self.batch_part = batch_part
+        self.first = self.part * p["chunk"]
+        self.end = (self.first + p["chunk"]).minimum(p["k"])
+        self.last = self.first + (self.end - self.first - 1) // tile.bk * tile.bk  # where the last step begins
+
+    # --- from memory into workgroup memory ----------------------------------------------------------------------------
+
+    def _reads(self, name: str) -> list[tuple[Value, Value, Value]]:
+        """For each read of this invocation: its place at k = 0, its k in the tile, its place in workgroup memory."""
+        p, tile = self.p, self.tile
+        extent = tile.bm if name == "a" else tile.bn
+        along = self.kernel.a_along if name == "a" else self.kernel.b_along
+        row_units = self.layout.a_row if name == "a" else self.layout.b_row
+        origin, length = (self.m0, p["m"]) if name == "a" else (self.n0, p["n"])
+        base = p[f"{name}_at"] // EIGHT + self.batch * (p[f"{name}_batch"] // EIGHT)
+        step = p[f"{name}_step"] // EIGHT
+        found = []
+        units = (tile.bk if along == "k" else extent) // EIGHT
+        for number in range(extent * tile.bk // EIGHT // self.threads):
+            one = self.thread + number * self.threads
+            row, unit = one // units, one % units
+            inside = row * row_units + unit
+            if name == "b":
+                inside = inside + self.layout.b_at
+            if along == "k":
+                line = (origin + row).minimum(length - 1)
+                found.append((base + line * step + unit, unit * EIGHT, inside))
+            else:
+                line = (origin + unit * EIGHT).minimum((length - 1) // EIGHT * EIGHT) // EIGHT
+                found.append((base + line + row * step, row, inside))
+        return found
+
+    def _fetch(self, name: str, k0: Value) -> list[Value]:
+        module = self.module
+        along = self.kernel.a_along if name == "a" else self.kernel.b_along
+        buffer = self.a if name == "a" else self.b
+        moved = k0 // EIGHT if along == "k" else k0 * (self.p[f"{name}_step"] // EIGHT)
+        values = []
+        for place, k, _ in self.reads[name]:
+            value = module.read(buffer, place + moved)
+            if self.kernel.ragged_k:
+                four = module.vector(module.boolean, 4)
+                inside = k0 + k < self.end
+                value = module.op(169, self.quad, module.op(80, four, *[inside] * 4), value, module.zero(self.quad))
+            values.append(value)
+        return values
+
+    def _put(self, fetched: dict[str, list[Value]], stage: Value) -> None:
+        for name, values in fetched.items():
+            for (_, _, inside), value in zip(self.reads[name], values, strict=True):
+                self.module.shared_write(self.memory, stage + inside, value)
+
+    # --- products -----------------------------------------------------------------------------------------------------
+
+    def _sum(self) -> None:
+        module, tile, shape = self.module, self.tile, self.shape
+        self.reads = {name: self._reads(name) for name in "ab"}
+        self.rows, self.columns = tile.bm // tile.wm // shape.m, tile.bn // tile.wn // shape.n
+        self.warp_m, self.warp_n = self.subgroup % tile.wm, self.subgroup // tile.wm
+        zero = module.zero(self.c_type)
+        self.sums = [[module.local(self.c_type, zero) for _ in range(self.columns)] for _ in range(self.rows)]
+        nowhere = module.constant(0)
+        kept = {name: [module.local(self.quad, value) for value in self._fetch(name, self.first)] for name in "ab"}
+        if tile.buffers == 2:
+            self._put({name: [module.get(one) for one in values] for name, values in kept.items()}, nowhere)
+            module.barrier()
+        with module.loop(self.first, self.end, tile.bk) as k0:
+            following = (k0 + tile.bk).minimum(self.last)
+            if tile.buffers == 2:
+                turn = ((k0 - self.first) // tile.bk) & 1
+                fetched = {name: self._fetch(name, following) for name in "ab"}
+                self._multiply(turn * self.layout.stage)
+                self._put(fetched, (module.constant(1) - turn) * self.layout.stage)
+                module.barrier()
+            else:
+                self._put({name: [module.get(one) for one in values] for name, values in kept.items()}, nowhere)
+                module.barrier()
+                for name in "ab":
+                    for variable, value in zip(kept[name], self._fetch(name, following), strict=True):
+                        module.put(variable, value)
+                self._multiply(nowhere)
+                module.barrier()
+
+    def _multiply(self, stage: Value) -> None:
+        module, tile, shape, form = self.module, self.tile, self.shape, self.layout
+        a_first = self.warp_m * (tile.bm // tile.wm)
+        b_first = self.warp_n * (tile.bn // tile.wn)
+        for k in range(0, tile.bk, shape.k):
+            left, right = [], []
+            for i in range(self.rows):
+                row = a_first + i * shape.m
+                if self.kernel.a_along == "k":
+                    at, order = stage + row * form.a_row + k // EIGHT, ROW_MAJOR
+                else:
+                    at, order = stage + row // EIGHT + k * form.a_row, COLUMN_MAJOR
+                left.append(module.load_matrix(self.a_type, self.memory, at, order, form.a_row))
+            for j in range(self.columns):
+                column = b_first + j * shape.n
+                if self.kernel.b_along == "n":
+                    at, order = stage + column // EIGHT + (form.b_at + k * form.b_row), ROW_MAJOR
+                else:
+                    at, order = stage + column * form.b_row + (form.b_at + k // EIGHT), COLUMN_MAJOR
+                right.append(module.load_matrix(self.b_type, self.memory, at, order, form.b_row))
+            for i, a in enumerate(left):
+                for j, b in enumerate(right):
+                    module.put(self.sums[i][j], module.multiply_add(a, b, module.get(self.sums[i][j])))
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        """Sums go through workgroup memory, a row of matrices at a time, because only there is an element's place known."""
+        module, tile, shape, form = self.module, self.tile, self.shape, self.layout
+        width = tile.bn // tile.wn
+        scratch = self.subgroup * form.scratch
+        for i in range(self.rows):
+            module.barrier()  # what was multiplied from, or read, before has been read by all
+            for j in range(self.columns):
+                at = scratch + j * shape.n // 4
+                module.store_matrix(module.get(self.sums[i][j]), self.memory, at, form.scratch_row)
+            module.barrier()
+            for number in range(shape.m * width // EIGHT // shape.subgroup):
+                one = self.lane + number * shape.subgroup
+                row, eight = one // (width // EIGHT), one % (width // EIGHT)
+                m = self.m0 + self.warp_m * (tile.bm // tile.wm) + i * shape.m + row
+                n = self.n0 + self.warp_n * width + eight * EIGHT
+                inside = scratch + row * form.scratch_row + eight * 2
+                with module.when(module.both(m < self.p["m"], n < self.p["n"])):
+                    halves = [module.shared_read(self.memory, inside + half) for half in range(2)]
+                    values = [
+                        module.bitcast(module.f32, module.op(81, module.u32, half, lane))
+                        for half in halves
+                        for lane in range(4)
+                    ]
+                    self._write(m, n, values)
+
+    def _write(self, m: Value, n: Value, values: list[Value]) -> None:
+        module, p, kernel = self.module, self.p, self.kernel
+        if not kernel.split:
+            values = [self._finished(m, n, number, value) for number, value in enumerate(values)]
+            at = p["c_at"] + self.batch * p["c_batch"] + m * p["c_row"] + n
+        else:
+            at = p["c_at"] + self.batch_part * p["c_batch"] + m * p["c_row"] + n
+        if kernel.stored != "float32":
+            assert kernel.whole_rows
+            pairs = [self._pair(values[i], values[i + 1]) for i in range(0, 8, 2)]
+            module.write(self.c, at // EIGHT, module.op(80, self.quad, *pairs))
+            return
+        words = [module.bitcast(module.u32, value) for value in values]
+        if kernel.whole_rows:
+            module.write(self.c, at // 4, module.op(80, self.quad, *words[:4]))
+            with module.when(n + 4 < p["n"]):
+                module.write(self.c, at // 4 + 1, module.op(80, self.quad, *words[4:]))
+            return
+        for number, word in enumerate(words):
+            with module.when(n + number < p["n"]):
+                module.write(self.c, at + number, word)
+
+    def _finished(self, m: Value, n: Value, number: int, value: Value) -> Value:
+        module, p = self.module, self.p
+        value = module.op(133, module.f32, value, p["alpha"])
+        if self.d is not None:
+            column = (n + number).minimum(p["n"] - 1)
+            at = p["d_at"] + self.batch * p["d_batch"] + m * p["d_row"] + column * p["d_col"]
+            value = module.extended(50, module.f32, p["beta"], self._added(at), value)
+        if self.kernel.activation == "relu":
+            # NaN stays NaN: max would drop it.
+            return module.select(module.op(184, module.boolean, value, module.real(0.0)), module.real(0.0), value)
+        if self.kernel.activation == "gelu":
+            return _gelu(module, value)
+        return value
+
+    def _added(self, at: Value) -> Value:
+        module = self.module
+        assert self.d is not None
+        if self.kernel.added == "float32":
+            return module.bitcast(module.f32, module.read(self.d, at))
+        word = module.read(self.d, at >> 1)
+        shift = (at & 1) << 4
+        half = module.op(194, module.u32, word, shift)
+        if self.kernel.added == "bfloat16":
+            return module.bitcast(module.f32, half << 16)
+        two = module.extended(62, module.vector(module.f32, 2), half)  # UnpackHalf2x16
+        return module.op(81, module.f32, two, 0)
+
+    def _pair(self, low: Value, high: Value) -> Value:
+        """Two numbers as one word of the stored type."""
+        module = self.module
+        if self.kernel.stored == "float16":
+            half = module.float16()
+            cast = [module.op(115, half, value) for value in (low, high)]
+            return module.bitcast(module.u32, module.op(80, module.vector(half, 2), *cast))
+        return _bfloat16_bits(module, low) >> 16 | (_bfloat16_bits(module, high) & 0xFFFF0000)
+
+
+def _gelu(module: Module, value: Value) -> Value:
+    """0.5 x (1 + tanh(0.79788 (x + 0.044715 x^3))), with the tangent's argument kept where it cannot overflow."""
+
+    def times(a: Value, b: Value) -> Value:
+        return module.op(133, module.f32, a, b)
+
+    cube = times(times(value, value), times(value, module.real(0.044715)))
+    inner = times(module.op(129, module.f32, value, cube), module.real(0.7978845608028654))
+    clamped = module.extended(43, module.f32, inner, module.real(-15.0), module.real(15.0))
+    tangent = module.extended(21, module.f32, clamped)
+    return times(times(value, module.real(0.5)), module.op(129, module.f32, tangent, module.real(1.0)))
+
+
+def _bfloat16_bits(module: Module, value: Value) -> Value:
+    """The upper half of the result is the number rounded to the nearest bfloat16, ties to even; NaN stays one."""
+    bits = module.bitcast(module.u32, value)
+    rounded = bits + ((bits >> 16) & 1) + 0x7FFF
+    return module.select(module.op(156, module.boolean, value), module.constant(0x7FC00000), rounded)

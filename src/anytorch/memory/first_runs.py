@@ -1,0 +1,114 @@
+"""Seeing models when they first run: every call of a module that is within no other module's call passes here.
+
+`watch` puts one function in the place of `nn.Module.__call__` and one in that of `nn.Module.to`, for the length of a mode;
+outside of a mode torch's own are there. Calls within calls cost one look at a thread's flag.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from anytorch.memory.running import in_backward
+
+
+class Watcher(Protocol):
+    def run(
+        self, model: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any: ...
+
+    def move(self, model: nn.Module, device: torch.device) -> bool: ...
+
+
+_inside = threading.local()
+_watcher: Watcher | None = None
+_hidden = False
+_plain_call: Any = nn.Module.__call__
+_plain_to: Any = nn.Module.to
+
+
+class NotWatched:
+    """`with NotWatched():` the calls of this thread are nobody's first ones."""
+
+    def __enter__(self) -> None:
+        self._before = getattr(_inside, "on", False)
+        _inside.on = True
+
+    def __exit__(self, *_: object) -> None:
+        _inside.on = self._before
+
+
+def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if getattr(_inside, "on", False) or _watcher is None or not _is_ordinary(self):
+        return _plain_call(self, *args, **kwargs)
+    _hide_from_compiler()
+    _inside.on = True
+    try:
+        return _watcher.run(self, _plain_call, args, kwargs)
+    finally:
+        _inside.on = False
+
+
+def _hide_from_compiler() -> None:
+    """The compiler enters a compiled model through its __call__, and is to go on to the forward behind it.
+
+    It is not loaded for that: whoever compiles a model has loaded it, and calls the compiled model first.
+    """
+    global _hidden
+    if not _hidden and (compiler := sys.modules.get("torch._dynamo.eval_frame")) is not None:
+        compiler.skip_code(_call.__code__)
+        _hidden = True
+
+
+def _to(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    watcher = _watcher
+    if watcher is None or getattr(_inside, "on", False):
+        return _plain_to(self, *args, **kwargs)
+    parsed: Any = torch._C._nn._parse_to(*args, **kwargs)  # a device or None, a dtype or None, …
+    device, dtype = parsed[:2]
+    with NotWatched():
+        if device is None or dtype is not None or not watcher.move(self, device):
+            return _plain_to(self, *args, **kwargs)
+    return self
+
+
+def _is_ordinary(module: nn.Module) -> bool:
+    """False where a call is none of a program's own: traced, transformed, computed again in backward, or a replica."""
+    # Both are None outside of a tracer and of torch.func's transforms, which torch's stubs do not know.
+    traced: Any = torch._C._get_tracing_state()
+    transformed: Any = torch._C._functorch.peek_interpreter_stack()
+    if traced is not None or transformed is not None or torch.compiler.is_compiling() or in_backward():
+        return False
+    if getattr(module, "_is_replica", False):
+        return False
+    # `functional_call` puts tensors in the places of parameters for one call.
+    own = (value for part in module.modules() for value in part._parameters.values() if value is not None)
+    first = next(own, None)
+    return first is None or (isinstance(first, nn.Parameter) and not isinstance(first, UninitializedParameter))
+
+
+def watch(watcher: Watcher) -> None:
+    global _watcher, _plain_call, _plain_to
+    if nn.Module.__call__ is not _call:
+        _plain_call = nn.Module.__call__
+        setattr(nn.Module, "__call__", _call)  # noqa: B010  (a method, to the type checker)
+    if nn.Module.to is not _to:
+        _plain_to = nn.Module.to
+        setattr(nn.Module, "to", _to)  # noqa: B010
+    _watcher = watcher
+
+
+def unwatch() -> None:
+    """Take both functions away; one that somebody has put another in front of stays, and does nothing."""
+    global _watcher
+    _watcher = None
+    if nn.Module.__call__ is _call:
+        setattr(nn.Module, "__call__", _plain_call)  # noqa: B010
+    if nn.Module.to is _to:
+        setattr(nn.Module, "to", _plain_to)  # noqa: B010

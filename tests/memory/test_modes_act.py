@@ -1,0 +1,289 @@
+"""A mode acts on the models that run while it is on, unasked: what becomes of their weights, memory, graphs and answers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import warnings
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from anytorch_compat import modes as vb
+from torch import nn
+
+import anytorch
+from anytorch import settings
+from anytorch.memory.fitted_model import HANDLE
+from anytorch.quant import QuantLinear
+
+EXACT: dict[str, Any] = {"mixed_precision": False, "matmul_precision": "highest"}
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x + self.down(torch.tanh(self.up(x)))
+        return result
+
+
+class Model(nn.Module):
+    def __init__(self, width: int = 64, depth: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model().eval()
+
+
+@pytest.fixture(autouse=True)
+def off_again(quick_packed_layers: None) -> Any:
+    call, to = nn.Module.__call__, nn.Module.to
+    yield
+    vb.disable()
+    assert nn.Module.__call__ is call and nn.Module.to is to
+
+
+def nbytes(model: nn.Module) -> int:
+    return sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+
+
+def train(model: nn.Module, steps: int = 6, **options: Any) -> list[float]:
+    """The documented loop: the optimizer is torch's own, and was there before the first step."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    random = torch.Generator().manual_seed(1)
+    x, y = torch.randn(16, 64, generator=random), torch.randn(16, 64, generator=random)
+    losses = []
+    for _ in range(steps):
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_model_that_runs_in_memory_mode_has_packed_weights(model: Model) -> None:
+    x = torch.randn(5, 64)
+    want, before, plain = model(x), copy.deepcopy(model.state_dict()), nbytes(model)
+    layer = model.blocks[0].up
+    vb.enable_memory_mode(verbose=False, device="cpu")
+    with torch.no_grad():
+        found = model(x)
+    assert isinstance(model.blocks[0].up, QuantLinear) and nbytes(model) < 0.25 * plain
+    assert nn.functional.cosine_similarity(found, want).min() > 0.97 and not torch.equal(found, want)
+    (described,) = vb.get_config()["models"]
+    assert described["weights"]["layers"] == 6 and described["weights"]["nbytes"] == nbytes(model)
+    assert "int4" in vb.explain()
+    vb.disable()
+    assert model.blocks[0].up is layer and torch.equal(model(x), want)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_model_that_trains_has_checkpointed_blocks_and_the_same_loss_curve(model: Model) -> None:
+    twin = copy.deepcopy(model).train()
+    runs: list[int] = []
+    model.blocks[1].up.register_forward_hook(lambda *_: runs.append(1))
+    with anytorch.mode("memory", device="cpu", **EXACT) as mode:
+        losses = train(model.train())
+        assert len(runs) == 12  # forward, and again in backward
+        assert mode.describe()["models"][0]["checkpointed blocks"] == 3
+        assert not any(isinstance(layer, QuantLinear) for layer in model.modules())
+    assert losses == train(twin) and losses[-1] < losses[0]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_an_optimizer_made_before_the_weights_were_packed_still_trains_them(model: Model) -> None:
+    """Evaluate, train, evaluate: the layers that come back are those the optimizer knows."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(5, 64)
+    twin, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    with anytorch.mode("memory", device="cpu", **EXACT) as mode:
+        with torch.no_grad():
+            model(x)
+        assert isinstance(model.blocks[0].down, QuantLinear)
+        model.train()(x).square().sum().backward()
+        optimizer.step()
+        assert type(model.blocks[0].down) is nn.Linear
+        assert not torch.equal(model.blocks[0].down.weight, before["blocks.0.down.weight"])
+        with torch.no_grad():
+            model.eval()(x)
+        assert type(model.blocks[0].down) is nn.Linear  # a model in training is not rounded for its evaluation
+        assert "cannot be trained" in mode.describe()["models"][0]["not applied"]["weights"]
+    twin.train()(x).square().sum().backward()
+    torch.optim.SGD(twin.parameters(), lr=0.1)
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)  # type: ignore[arg-type]
+
+
+def test_gradients_in_eval_mode_reach_the_weights(model: Model) -> None:
+    with anytorch.mode("memory", device="cpu", **EXACT):
+        with torch.no_grad():
+            model(torch.ones(1, 64))
+        model(torch.ones(1, 64)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_what_is_saved_and_loaded_are_original_weights(model: Model, tmp_path: Path) -> None:
+    x = torch.randn(2, 64)
+    before, other = copy.deepcopy(model.state_dict()), Model().eval()
+    with torch.no_grad(), anytorch.mode("memory", device="cpu", **EXACT):
+        model(x)
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        model.load_state_dict(other.state_dict())
+        packed = model(x)
+        assert isinstance(model.blocks[0].up, QuantLinear)
+        assert nn.functional.cosine_similarity(packed, other(x)).min() > 0.9
+        copied = copy.deepcopy(model)
+    stored = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert stored.keys() == before.keys() and all(torch.equal(stored[key], before[key]) for key in before)
+    assert torch.equal(model(x), other(x))
+    assert torch.equal(copied(x), packed)  # packed weights of its own
+
+
+def test_a_model_beyond_the_budget_streams(model: Model) -> None:
+    x = torch.randn(5, 64)
+    want = model(x)
+    block = nbytes(model.blocks[0])
+    share = 2.5 * block / anytorch.memory("cpu").free
+    with torch.no_grad(), anytorch.mode("balanced", device="cpu", device_share=share, **EXACT) as mode:
+        assert torch.equal(model(x), want)
+        assert HANDLE in vars(model)
+        assert anytorch.memory.fitted(model).ledger.use("device").peak <= 2.6 * block
+        assert mode.describe()["models"][0]["streamed"]["size"] == nbytes(model)
+    assert HANDLE not in vars(model) and torch.equal(model(x), want)
+
+
+def test_a_model_that_is_trained_where_it_is_stays_there(model: Model) -> None:
+    share = 2.5 * nbytes(model.blocks[0]) / anytorch.memory("cpu").free
+    with anytorch.mode("balanced", device="cpu", device_share=share, **EXACT) as mode:
+        losses = train(model.train(), 2)
+        assert (
+            HANDLE not in vars(model) and "TieredOptimizer" in mode.describe()["models"][0]["not applied"]["streaming"]
+        )
+    assert losses[1] < losses[0]
+
+
+def test_precision_is_that_of_the_call_and_results_are_float32(model: Model) -> None:
+    inside: list[torch.dtype] = []
+    model.blocks[0].up.register_forward_hook(lambda _, __, made: inside.append(made.dtype))
+    with anytorch.use(cpu_dtype="bfloat16"), anytorch.mode("speed", device="cpu") as mode:
+        assert model(torch.randn(2, 64)).dtype is torch.float32
+        assert inside == [torch.bfloat16] and not torch.is_autocast_enabled("cpu")
+        assert mode.describe()["models"][0]["autocast"] == "bfloat16"
+        with torch.autocast("cpu", enabled=True, dtype=torch.float16):  # the program's own goes first
+            model(torch.randn(2, 64))
+        assert inside[-1] is torch.float16
+        half = Model().to(torch.bfloat16)
+        assert half(torch.ones(1, 64, dtype=torch.bfloat16)).dtype is torch.bfloat16
+        assert "bfloat16" in mode.describe()["models"][1]["not applied"]["mixed precision"]
+        losses = train(Model().train())
+        assert losses[-1] < losses[0]
+
+
+def test_results_of_every_shape_are_float32() -> None:
+    class Many(Model):
+        def forward(self, x: torch.Tensor) -> Any:
+            made = super().forward(x)
+            return {"a": (made, [made.sum()]), "b": None, "c": made.bool()}
+
+    with anytorch.use(cpu_dtype="bfloat16"), anytorch.mode("speed", device="cpu"):
+        result = Many()(torch.ones(1, 64))
+    assert result["a"][0].dtype is result["a"][1][0].dtype is torch.float32
+    assert result["b"] is None and result["c"].dtype is torch.bool
+
+
+def test_a_part_that_is_called_by_itself_belongs_to_its_model(model: Model) -> None:
+    x = torch.randn(1, 64)
+    with anytorch.mode("memory", device="cpu", **EXACT) as mode:
+        with torch.no_grad():
+            model(x)
+        model.blocks[0].train()(x).sum().backward()  # trained now: nothing of the model may be packed
+        assert type(model.blocks[2].up) is nn.Linear and model.blocks[0].down.weight.grad is not None
+        assert len(mode.describe()["models"]) == 1
+
+
+def test_what_is_left_alone_says_why(model: Model) -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.one(x)
+
+    with anytorch.mode("memory", device="cpu", **EXACT) as mode:
+        Mixed()(torch.ones(1, 4)).sum().backward()
+        gc.collect()
+        kept = Mixed()
+        kept(torch.ones(1, 4))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of torch.jit
+            script = torch.jit.trace(Mixed().eval(), torch.ones(1, 4), check_trace=False)
+        script(torch.ones(1, 4))
+        linear = nn.Linear(4, 4)
+        with torch.no_grad():
+            linear(torch.ones(1, 4))
+        nn.MSELoss()(torch.ones(1), torch.ones(1))
+        compiled = torch.compile(Model(), backend="eager")
+        compiled(torch.ones(1, 64))
+        left = {found["model"]: found["not applied"] for found in mode.describe()["models"]}
+    assert set(left) == {"Mixed", type(script).__name__, "Linear", "OptimizedModule"}
+    assert "no list of repeated blocks" in left["Mixed"]["checkpointing"]
+    assert "TorchScript" in left[type(script).__name__]["everything"]
+    assert "linear layer" in left["Linear"]["weights and place"]
+    assert "compiled" in left["OptimizedModule"]["checkpointing"]
+
+
+def test_a_model_elsewhere_is_prepared_when_it_comes(model: Model) -> None:
+    model.to("meta")
+    with torch.no_grad(), anytorch.mode("memory", device="cpu", **EXACT) as mode:
+        model(torch.ones(1, 64, device="meta"))
+        assert "runs on meta" in mode.describe()["models"][0]["not applied"]["everything"]
+        model.to_empty(device="cpu")
+        for parameter in model.parameters():
+            parameter.zero_()
+        model(torch.ones(1, 64))
+        assert isinstance(model.blocks[0].up, QuantLinear)
+
+
+def originals() -> list[str]:
+    """The folders of this process that hold original weights."""
+    folder = settings.cache_folder() / "originals"
+    return [one.name for one in folder.iterdir() if f"-{os.getpid()}-" in one.name] if folder.exists() else []
+
+
+def test_a_model_that_is_dropped_is_freed_at_once() -> None:
+    with torch.no_grad(), anytorch.mode("memory", device="cpu", **EXACT) as mode:
+        gc.collect()
+        gc.disable()
+        try:
+            made = Model().eval()
+            made(torch.ones(1, 64))
+            assert originals() and len(mode.describe()["models"]) == 1
+            gone = weakref.ref(made)
+            del made
+            assert gone() is None and mode.describe()["models"] == [] and not originals()
+        finally:
+            gc.enable()
+
+
+def test_sequential_blocks_count_as_repeated() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Sequential(Block(64), Block(64)), nn.Sequential(nn.ReLU(), nn.ReLU()))
+    with anytorch.mode("memory", device="cpu", **EXACT) as mode:
+        train(model, 1)
+        assert mode.describe()["models"][0]["checkpointed blocks"] == 2
