@@ -37,16 +37,16 @@ demo: $(STAMPS)/venv ## the devices of this machine, a small model on each of th
 
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -ra -q
 
-test: $(STAMPS)/dev $(STAMPS)/zig $(STAMPS)/debian $(STAMPS)/mesa ## the tests, in parallel, without the slow ones
+test: $(STAMPS)/dev $(STAMPS)/zig $(STAMPS)/debian $(STAMPS)/mesa $(STAMPS)/matrix-vulkan ## the tests, in parallel, without the slow ones
 	@$(PYTEST) -m "not slow and not device"
 
 test-cpus: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the numeric tests as other CPUs compute: without AVX, AVX2, AVX-512 without VNNI
 	@$(BIN)/python tools/other_machines.py --jobs $(JOBS)
 
-coverage: $(STAMPS)/dev $(STAMPS)/zig $(STAMPS)/debian $(STAMPS)/mesa ## the same, and which lines no test runs (slower)
+coverage: $(STAMPS)/dev $(STAMPS)/zig $(STAMPS)/debian $(STAMPS)/mesa $(STAMPS)/matrix-vulkan ## the same, and which lines no test runs (slower)
 	@$(PYTEST) -m "not slow and not device" --cov --cov-report=term:skip-covered
 
-test-all: $(STAMPS)/dev $(STAMPS)/zig $(STAMPS)/fuzz $(STAMPS)/debian $(STAMPS)/mesa ## every test that needs no accelerator
+test-all: $(STAMPS)/dev $(STAMPS)/zig $(STAMPS)/fuzz $(STAMPS)/debian $(STAMPS)/mesa $(STAMPS)/matrix-vulkan ## every test that needs no accelerator
 	@$(PYTEST) -m "not device"
 
 fuzz: $(STAMPS)/dev $(STAMPS)/fuzz $(STAMPS)/debian ## new inputs for the readers of files and the C++: make fuzz TARGET=safetensors SECONDS=600 (list, all)
@@ -152,4 +152,8 @@ $(STAMPS)/debian:
 
 $(STAMPS)/mesa: tools/software-vulkan.sh $(STAMPS)/debian
 	@tools/software-vulkan.sh >/dev/null || echo "anytorch: using the system's lavapipe, which is slower" >&2
+	@touch $@
+
+$(STAMPS)/matrix-vulkan: tools/matrix-vulkan.sh $(STAMPS)/debian
+	@tools/matrix-vulkan.sh >/dev/null || echo "anytorch: no software Vulkan with cooperative matrices; their tests are skipped" >&2
 	@touch $@

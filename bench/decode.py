@@ -13,7 +13,8 @@ launch to its end, divided by the tokens. A recorded step is replayed 32 times a
 1,088, in recordings of the next power of two, and averaged: nothing of the host is in it. "generate" is our step with all
 of the host: 256 new tokens by one call, wall time. "scheduled" is what `TextGenerator` computes, without its tokenizer: as
 many requests as texts, greedy, from the moment all have their first token to the end of all, wall time; "by chance" is the
-same with temperature 0.7, top_k 20 and top_p 0.8. torch.compile's step has a static cache of 1,089 places, as transformers'
+same with temperature 0.7, top_k 20 and top_p 0.8. "transformers" (where installed) is its `generate` with the same
+weights, 16 tokens, wall time. torch.compile's step has a static cache of 1,089 places, as transformers'
 has, and is recorded, too.
 
 Packed weights ("int4 launch") are compared with what they stand for: the gap may be as large as what rounding the inputs
@@ -31,6 +32,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,44 @@ def steps_timed(steps: RecordedSteps) -> Callable[[], float]:
     return timed
 
 
+def of_transformers(decoder: Decoder, name: str) -> Any:
+    """transformers' model of a shape with the decoder's own weights."""
+    import transformers
+
+    family, vocabulary, width, layers, heads, kv_heads, head, inner, _, tied = SHAPES[name]
+    config = getattr(transformers, {"qwen3": "Qwen3Config", "llama": "LlamaConfig"}[family])(
+        vocab_size=vocabulary, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=head, intermediate_size=inner, tie_word_embeddings=tied,
+        max_position_embeddings=40_960, rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    kind = getattr(transformers, {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}[family])
+    with torch.device("meta"):
+        made = kind(config)
+    made.load_state_dict(decoder.state_dict(), strict=False, assign=True)
+    made.model.rotary_emb = type(made.model.rotary_emb)(config)  # its angles are no parameters
+    return made.to("cuda").eval()
+
+
+def transformers_timed(peer: Any, given: list[list[int]], new: int) -> Callable[[], float]:
+    """ms per token of `generate`, greedy, with its default cache."""
+    ids = torch.tensor(given, device="cuda")
+    mask = torch.ones_like(ids)
+
+    def timed() -> float:
+        took = []
+        for count in (1, new):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            made = peer.generate(ids, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False)
+            torch.cuda.synchronize()
+            assert made.shape[1] == ids.shape[1] + count
+            took.append(time.perf_counter() - begun)
+        return (took[1] - took[0]) * 1e3 / (new - 1)
+
+    return timed
+
+
 class Compiled(RecordedSteps):
     """A step by torch.compile, over all places there are at any time."""
 
@@ -258,6 +298,9 @@ def measure(decoder: Decoder, name: str, rows: int, rate: float, compiled: bool,
     new = NEW if rows == 1 else 256
     sides["scheduled"] = scheduled(decoder, given, new, Sampling())
     sides["by chance"] = scheduled(decoder, given, 256, Sampling(0.7, 0.8, 20))
+    if find_spec("transformers") is not None:
+        peer = of_transformers(decoder, name)
+        sides["transformers"] = transformers_timed(peer, given, 17)
     if compiled:
         sides["torch.compile's step"] = steps_timed(Compiled(decoder, rows, positions))
     for one in weights if rows == 1 else ():  # last, as the decoder gets what each stands for

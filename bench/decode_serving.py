@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from decode import SHAPES, distance, model
+from decode import SHAPES, distance, model, of_transformers
 from provenance import provenance
 
 from anytorch.text.decoders import Decoder
@@ -106,19 +106,7 @@ def theirs(decoder: Decoder, asked: list[tuple[list[int], int]], name: str) -> d
     """transformers' generate_batch with the same weights."""
     import transformers
 
-    family, vocabulary, width, layers, heads, kv_heads, head, inner, _, tied = SHAPES[name]
-    config = getattr(transformers, {"qwen3": "Qwen3Config", "llama": "LlamaConfig"}[family])(
-        vocab_size=vocabulary, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, head_dim=head, intermediate_size=inner, tie_word_embeddings=tied,
-        max_position_embeddings=40_960, rms_norm_eps=1e-6, eos_token_id=None,
-    )  # fmt: skip
-    kind = getattr(transformers, {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}[family])
-    with torch.device("meta"):
-        peer = kind(config)
-    peer = peer.to(torch.bfloat16).to_empty(device="cuda").eval()
-    peer.load_state_dict(decoder.state_dict(), strict=False)
-    peer.tie_weights()
-    peer.model.rotary_emb = type(peer.model.rotary_emb)(config).to("cuda")
+    peer = of_transformers(decoder, name)
     settings = transformers.GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1)
     begun = time.perf_counter()
     made = peer.generate_batch(inputs=[ids for ids, _ in asked[:4]], generation_config=settings)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Unpack a lavapipe with cooperative matrices (Mesa 26, from Debian 13 and its backports) and spirv-val into .cache/matrix-vulkan,
+# Unpack a lavapipe with cooperative matrices (Mesa 26, from Debian 13's backports) and spirv-val into .cache/matrix-vulkan,
 # with the C library they need, without installing anything. Prints the folder. Needs apt; no root.
 #
 #   tools/matrix-vulkan.sh [FOLDER]
@@ -20,11 +20,16 @@ mirror=$(grep -hE '^(URIs: |deb )' /etc/apt/sources.list.d/debian.sources /etc/a
 cat > "$work/newer.sources" <<S
 Types: deb
 URIs: $mirror
-Suites: trixie trixie-backports
+Suites: trixie trixie-backports forky
 Components: main
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 S
-printf 'Package: mesa-vulkan-drivers\nPin: release n=trixie-backports\nPin-Priority: 900\n' > "$work/preferences"
+# Debian 13's own spirv-val does not know bfloat16; the next one's runs with the same C library.
+pin() { printf 'Package: %s\nPin: release n=%s\nPin-Priority: %s\n\n' "$@" >> "$work/preferences"; }
+pin '*' trixie 900
+pin '*' forky 100
+pin mesa-vulkan-drivers trixie-backports 990
+pin spirv-tools forky 990
 mkdir "$work/none"
 options=(-o "Dir::Etc::SourceList=$work/newer.sources" -o "Dir::Etc::SourceParts=$work/none" -o "Dir::Etc::Preferences=$work/preferences"
   -o "Dir::Etc::PreferencesParts=$work/none" -o "Dir::State=$work" -o "Dir::State::Lists=$work/lists" -o "Dir::State::status=$work/status"

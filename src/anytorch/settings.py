@@ -155,6 +155,9 @@ _TABLE = (
     Setting("webgpu_checks", "on", _checks, ("ANYTORCH_WEBGPU_CHECKS",),
         "an index out of range on the webgpu device: on raises IndexError at the next wait for the device, "
         "off reads zero in silence, now waits for every op with indices and raises there (slow, for debugging)"),
+    Setting("webgpu_native", True, _boolean, ("ANYTORCH_WEBGPU_NATIVE",),
+        "on: small ops of the webgpu device are launched by our C++, where it was carried or can be compiled; "
+        "off: by Python, which computes the same and takes longer"),
     Setting("mode", "balanced", _one_of("speed", "balanced", "memory", "full"), ("ANYTORCH_MODE", "VB_MODE"),
         "the mode that `virtual_blackwell` turns on: speed, balanced, memory or full"),
     Setting("virtual_blackwell", False, _boolean, ("ENABLE_VIRTUAL_BLACKWELL",),

@@ -181,3 +181,53 @@ def test_an_index_out_of_range_is_reported_and_the_device_goes_on(name: str) -> 
         torch.webgpu.synchronize()  # type: ignore[attr-defined]
     rows = torch.tensor([1, 9, 3], device="webgpu")
     torch.testing.assert_close(INDICES["index"](table, rows).cpu(), table.cpu()[rows.cpu()], rtol=0, atol=0)
+
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.fixture
+def matrix_cores(missing: Callable[[str, str], NoReturn]) -> Iterator[None]:
+    """Products run on the GPU's matrix cores whatever is faster."""
+    from anytorch import settings
+    from anytorch.gpu.plans import plans
+    from anytorch.gpu.runtime import open_runtime
+
+    if why := open_runtime().matrix_cores.why_not:
+        missing("matrix-cores", why)
+    plans.clear()
+    with settings.use(webgpu_matrix_cores="on"):
+        yield
+    plans.clear()
+
+
+def close_in_half(function: Callable[..., torch.Tensor], *inputs: torch.Tensor, dtype: torch.dtype) -> None:
+    rounded = [one.detach().to(dtype) for one in inputs]
+    wanted = function(*(one.double() for one in rounded))
+    answer = function(*(one.to("webgpu") for one in rounded)).cpu().double()
+    assert float((answer - wanted).norm() / wanted.norm()) < (1e-3 if dtype is torch.float16 else 8e-3)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=["float16", "bfloat16"])
+@pytest.mark.parametrize(("m", "n", "k"), [(256, 256, 256), (200, 136, 72), (123, 77, 211), (64, 96, 8192)])
+def test_products_on_matrix_cores(matrix_cores: None, dtype: torch.dtype, m: int, n: int, k: int) -> None:
+    a, b = x(m, k), x(k, n, seed=1)
+    close_in_half(torch.mm, a, b, dtype=dtype)
+    close_in_half(lambda a, b: a.t() @ b.t(), x(k, m), x(n, k, seed=1), dtype=dtype)
+    close_in_half(lambda a, b, d: torch.addmm(d, a, b, beta=0.5, alpha=2.0), a, b, x(n, seed=2), dtype=dtype)
+    close_in_half(torch.bmm, x(3, m, k), x(3, k, n, seed=1), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("queries", "keys", "dimension"), [(64, 64, 64), (100, 75, 64), (130, 130, 128), (40, 300, 32)]
+)
+def test_attention_on_matrix_cores(
+    matrix_cores: None, dtype: torch.dtype, queries: int, keys: int, dimension: int
+) -> None:
+    attend = F.scaled_dot_product_attention
+    q, k, v = x(2, 4, queries, dimension), x(2, 2, keys, dimension, seed=1), x(2, 2, keys, dimension, seed=2)
+    close_in_half(lambda q, k, v: attend(q, k, v, enable_gqa=True), q, k, v, dtype=dtype)
+    close_in_half(lambda q, k, v: attend(q, k, v, is_causal=True, enable_gqa=True), q, k, v, dtype=dtype)
+    seen = torch.rand(queries, keys, generator=torch.Generator().manual_seed(3)) > 0.3
+    close_in_half(lambda q, k, v: attend(q, k, v, seen.to(q.device), enable_gqa=True), q, k, v, dtype=dtype)

@@ -62,6 +62,29 @@ def test_with_the_schedules_of_gpus(fresh_plans: None, monkeypatch: pytest.Monke
     from anytorch.webgpu.ops import convolution
 
     choice = Tiling(Schedule("tiled", 16, 16, 8, 4, 4, unroll=1), splits)
-    monkeypatch.setattr(convolution, "choose", lambda *_: choice)
+    monkeypatch.setattr(convolution, "choose", lambda *_, **__: choice)
     tensors = [make(*size, grad=True) for size in ((2, 4, 5, 6), (6, 4, 3, 3), (6,))]
     agree(lambda *t: F.conv2d(*t, stride=2, padding=1), *tensors, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("channels", "side", "rows", "kernel", "stride", "padding", "groups"),
+    [
+        (8, 6, 12, 3, 1, 1, 1),  # tap by tap, columns in fours of one image
+        (16, 7, 20, 3, 2, 1, 2),  # in groups; a column's neighbour is in another image
+        (8, 4, 12, 1, 1, 0, 1),  # the input's own places, read in fours
+        (8, 5, 4, 1, 2, 0, 1),
+        (6, 6, 4, 3, 1, 1, 1),  # channels that do not fill a tile
+    ],
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_tap_by_tap(
+    fresh_plans: None, monkeypatch: pytest.MonkeyPatch, channels: int, side: int, rows: int, kernel: int, stride: int,
+    padding: int, groups: int, bias: bool,
+) -> None:  # fmt: skip
+    from anytorch.webgpu.ops import convolution
+
+    monkeypatch.setattr(convolution, "choose", lambda *_, **__: Tiling(Schedule("tiled", 16, 16, 8, 4, 4, unroll=1)))
+    x, weight = make(2, channels, side, side), make(rows, channels // groups, kernel, kernel)
+    tensors = [x, weight, *([make(rows)] if bias else [])]
+    agree(lambda *t: F.conv2d(*t, stride=stride, padding=padding, groups=groups), *tensors, atol=1e-4)

@@ -69,6 +69,8 @@ def python_calls(function: Callable[[], Any]) -> int:
 
 
 def test_a_small_op_stays_cheap(torch: Any) -> None:
+    from anytorch.gpu.runtime import open_runtime
+
     gc.collect()  # what earlier tests left behind has finalisers of its own
     a, b = torch.ones(8, device="webgpu"), torch.ones(8, device="webgpu")
     w = torch.ones(8, device="webgpu", requires_grad=True)
@@ -89,5 +91,6 @@ def test_a_small_op_stays_cheap(torch: Any) -> None:
         found["embedding"] = python_calls(lambda: torch.embedding(weight, index))
         found["index_select"] = python_calls(lambda: torch.index_select(weight, 0, index))
         found["silu"] = python_calls(lambda: torch._C._nn.silu(x))
-    assert all(found[name] <= most for name, most in BUDGET.items()), str(found)
-    assert found["add"] > 0, "the profiler saw nothing"
+    more = int(open_runtime().launcher is None)  # what C++ does for elementwise ops, Python does in two functions
+    assert all(found[name] <= most + more for name, most in BUDGET.items()), str(found)
+    assert found["softmax"] > 0, "the profiler saw nothing"

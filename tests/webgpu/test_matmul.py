@@ -45,7 +45,7 @@ def forced(fresh_plans: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[Tili
 
     def force(choice: Tiling) -> None:
         plans.clear()
-        monkeypatch.setattr(products, "choose", lambda *_: choice)
+        monkeypatch.setattr(products, "choose", lambda *_, **__: choice)
 
     return force
 
@@ -230,6 +230,20 @@ def test_a_measurement_is_made_once_and_remembered() -> None:
     card.adapter = Adapter("NVIDIA H200", "Vulkan", "DiscreteGPU", "590.1", 0x10DE, 0)
     card.choose(1024, 1024, 1024)
     assert len(card.runs) > tried, "another driver is another question"
+
+
+def test_schedules_are_compiled_before_they_are_tried() -> None:
+    card, shape = Card(), Shape(1, 1024, 1024, 1024, "n")
+    compiled: list[Tiling] = []
+
+    def prepare(tiling: Tiling) -> None:
+        assert not card.runs, "one was tried first"
+        compiled.append(tiling)
+        raise ShaderError("the candidate that is tried will say so")
+
+    choose(card, shape, "float32", card.run, prepare=prepare)  # type: ignore[arg-type]
+    options = candidates(shape, software=False, integrated=False, shared_bytes=49_152)
+    assert {one.name for one in compiled} == {Tiling(DIRECT).name, *[one.name for one in options]}
 
 
 def test_while_a_tape_records_nothing_is_measured() -> None:

@@ -56,6 +56,8 @@ def devices_shown(output: Output, devices: Sequence[Mapping[str, Any]]) -> None:
         if reason is not None:
             told.add(reason["text"])
             reason_shown(output, reason, device["id"])
+        if about := (device["facts"] or {}).get("matrix cores"):
+            output.text(f"  {device['id']}: matrix cores are {about}")
 
 
 def reason_shown(output: Output, reason: Mapping[str, Any], about: str) -> None:

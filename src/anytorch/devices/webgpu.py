@@ -84,6 +84,7 @@ class WebgpuBackend(TorchBackend):
                 "type": found["kind"],
                 "driver": found["driver"],
                 "features": found["features"],
+                "matrix cores": found["matrix_cores"],
             },
         )
 

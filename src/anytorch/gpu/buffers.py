@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anytorch.errors import DeviceLost, OutOfMemory
+
+if TYPE_CHECKING:
+    from anytorch.gpu.launcher import Launcher
 
 # A tensor's address is made up: a tag bit, the buffer's number, the byte offset within it. The tag keeps a real pointer of
 # the CPU from ever being taken for one of ours, and 36 bits of offset are 64 GiB per buffer.
@@ -86,14 +89,18 @@ class Pool:
         self.buffers = Buffers()  # by key, for finding a tensor's buffer from its address
         self.returned: deque[Buffer] = deque()
         self.frozen = False
+        self.launcher: Launcher | None = None  # takes buffers back as well, and hands them out again
         self._statistics = PoolStatistics()
         self._free: dict[int, list[Buffer]] = {}
         self._parked: set[Buffer] = set()  # given back, but pinned
+        self._reused = 0  # by the launcher, as counted last
 
     def take(self, nbytes: int, relieve: Callable[[], None]) -> Buffer:
         """A buffer of at least `nbytes`. When the device is full, `relieve` is called and unused buffers are given up."""
         size = bucket(nbytes)
         statistics = self._statistics
+        if self.launcher is not None:
+            self.returned.extend(self.launcher.returned())
         if self.returned:
             buffer = self.returned.pop()
             if buffer.nbytes == size and not buffer.pins:  # given back a moment ago: as much is in use as before
@@ -153,10 +160,16 @@ class Pool:
     @property
     def statistics(self) -> PoolStatistics:
         self._sort_in()
+        if self.launcher is not None:
+            count = self.launcher.reused()
+            self._statistics.reused += count - self._reused
+            self._reused = count
         return self._statistics
 
     def _sort_in(self) -> None:
         returned, free, statistics = self.returned, self._free, self._statistics
+        if self.launcher is not None:
+            returned.extend(self.launcher.returned())
         while returned:
             buffer = returned.popleft()
             if buffer.pins:
@@ -173,6 +186,7 @@ class Pool:
         self._sort_in()
         for buffer in buffers:
             buffer.pins += 1
+            self._tell_pins(buffer)
             free = self._free.get(buffer.nbytes, [])
             if buffer in free:
                 free.remove(buffer)
@@ -182,9 +196,14 @@ class Pool:
     def unpin(self, buffers: Iterable[Buffer]) -> None:
         for buffer in buffers:
             buffer.pins -= 1
+            self._tell_pins(buffer)
             if not buffer.pins and buffer in self._parked:
                 self._parked.discard(buffer)
                 self.returned.append(buffer)
+
+    def _tell_pins(self, buffer: Buffer) -> None:
+        if self.launcher is not None:
+            self.launcher.pin(buffer.key, buffer.pins)
 
     def release_free(self) -> int:
         """Destroy every buffer nobody uses; returns the bytes given back. (None while a tape records: it may name any.)"""
@@ -195,6 +214,8 @@ class Pool:
         for free in self._free.values():
             for buffer in free:
                 del self.buffers[buffer.key]
+                if self.launcher is not None:
+                    self.launcher.remove(buffer.key)
                 given += buffer.nbytes
                 self._destroy(buffer)
         self._free.clear()

@@ -10,11 +10,13 @@ are in the order of the bindings; operands that always start their buffers (new 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
+from anytorch.gpu.launcher import address as address_of
 from anytorch.gpu.programs import Source
 from anytorch.gpu.runtime import open_runtime
 
@@ -40,7 +42,20 @@ class Plan:
     `result` is what the family needs to make the tensor that the launch writes: its arguments of `sized_tensor`.
     """
 
-    __slots__ = ("at_starts", "head", "numbers", "pack", "program", "result", "runtime", "shifts", "tail", "x", "y")
+    __slots__ = (
+        "at_starts",
+        "head",
+        "native",
+        "numbers",
+        "pack",
+        "program",
+        "result",
+        "runtime",
+        "shifts",
+        "tail",
+        "x",
+        "y",
+    )
 
     def __init__(
         self,
@@ -76,10 +91,27 @@ class Plan:
         )
         self.x, self.y = groups
         self.result = result
+        self.native = self._for_launcher(self.head + bytes(changing.size) + self.tail)
+
+    def _for_launcher(self, at_starts: bytes) -> Any:
+        """The plan as C++ knows it; None where there is no such launcher, or the plan is too large for it."""
+        launcher = self.runtime.launcher
+        if launcher is None:
+            return None
+        codes = "".join(code * int(count or 1) for count, code in re.findall(r"(\d*)(\D)", self.numbers))
+        program = self.program
+        return launcher.plan(
+            *(program, address_of(program.handle), id(program.groups), self.x, self.y, program.buffers),
+            *(at_starts, len(self.head), codes.encode(), bytes(self.shifts), self.result),
+        )
 
     def __call__(self, addresses: Sequence[int], *numbers: float) -> None:
         """Launch on the operands at these addresses, in the order of the bindings."""
         runtime = self.runtime
+        launcher = runtime.launcher
+        if launcher is not None and self.native is not None:
+            launcher.launch(self.native, addresses, *numbers)
+            return
         table = runtime.buffers
         buffers = []
         bits = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 MOST_PLANS = 16_384
@@ -18,6 +19,7 @@ class Recent(dict[Any, Any]):
         super().__init__()
         self.most = most
         self._older: dict[Any, Any] = {}
+        self.also_cleared: list[Callable[[], object]] = []  # what is derived from the entries
 
     def __missing__(self, key: Any) -> Any:
         found = self._older.pop(key, None)
@@ -37,6 +39,8 @@ class Recent(dict[Any, Any]):
     def clear(self) -> None:
         super().clear()
         self._older.clear()
+        for forget in self.also_cleared:
+            forget()
 
 
 # The one cache of everything that belongs to the open device, for all families of kernels: a key begins with what tells

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anytorch.errors import AnytorchError
 from anytorch.gpu import layer
 from anytorch.gpu.buffers import Buffer
 from anytorch.gpu.native import NULL, BindingTooLarge, ShaderError, ffi, lib, raising, shader_module, wgpu
 from anytorch.gpu.plans import Recent
+
+if TYPE_CHECKING:
+    from anytorch.gpu.launcher import Launcher
 
 Source = str | layer.Spirv  # WGSL, or a kernel for matrix cores
 BIND_GROUPS_KEPT = 20_000
@@ -20,15 +24,18 @@ PROGRAMS_KEPT = 8_192
 class Program:
     """A compute pipeline, and what is needed to launch it."""
 
-    __slots__ = ("groups", "handle", "key", "layout", "pipeline", "source")
+    __slots__ = ("buffers", "groups", "handle", "key", "layout", "pipeline", "source")
 
-    def __init__(self, key: Hashable, pipeline: Any, layout: Any, groups: dict[Any, Any], source: str) -> None:
+    def __init__(
+        self, key: Hashable, pipeline: Any, layout: Any, groups: dict[Any, Any], source: str, buffers: int
+    ) -> None:
         self.key = key  # its maker's name for it
         self.pipeline = pipeline  # wgpu's object, which owns the handle
         self.handle = pipeline._internal
         self.layout = layout
         self.groups = groups  # bind groups by the buffers' keys, shared by all programs of this layout
         self.source = source
+        self.buffers = buffers  # how many it binds
 
 
 class Programs:
@@ -37,7 +44,9 @@ class Programs:
     def __init__(self, device: Any, binding_limit: int) -> None:
         self._device = device
         self._binding_limit = binding_limit
+        self.launcher: Launcher | None = None  # remembers bind groups too
         self._programs = Recent(PROGRAMS_KEPT)
+        self._lock = threading.Lock()
         self._layouts: dict[tuple[int, int], Any] = {}
         self._pipeline_layouts: dict[tuple[int, int, int], Any] = {}
         self._groups: dict[tuple[int, int], dict[Any, Any]] = {}  # by layout, then by buffers
@@ -49,10 +58,13 @@ class Programs:
         self, key: Hashable, source: Source | Callable[[], Source], *, buffers: int, writable: int, immediates: int
     ) -> Program:
         """The program for `key`, compiled on first use. `writable` has bit i set if binding i is written."""
-        program: Program | None = self._programs[key]
+        with self._lock:
+            program: Program | None = self._programs[key]
         if program is None:
             found = source() if callable(source) else source
-            program = self._programs[key] = self._compile(key, found, buffers, writable, immediates)
+            made = self._compile(key, found, buffers, writable, immediates)  # threads may compile side by side
+            with self._lock:
+                program = self._programs[key] = self._programs[key] or made
         return program
 
     def _compile(self, key: Hashable, source: Source, buffers: int, writable: int, immediates: int) -> Program:
@@ -61,16 +73,18 @@ class Programs:
         text = kernel.stand_in if kernel is not None else str(source)
         try:
             with raising("compiling a shader"), layer.standing_in(kernel) if kernel is not None else nullcontext():
-                layout = self._layout(layout_key)
+                with self._lock:
+                    layout = self._layout(layout_key)
+                    whole = self._pipeline_layout(layout_key, immediates)
                 module = shader_module(self._device, text)
                 pipeline = self._device.create_compute_pipeline(
-                    layout=self._pipeline_layout(layout_key, immediates),
+                    layout=whole,
                     compute={"module": module, "entry_point": "main"},
                 )
         except (AnytorchError, wgpu.GPUError, RuntimeError) as exc:
             numbered = "\n".join(f"{i:4d}  {line}" for i, line in enumerate(text.splitlines(), 1))
             raise ShaderError(f"webgpu: a shader does not compile: {exc}\n{numbered}") from exc
-        return Program(key, pipeline, layout, self._groups.setdefault(layout_key, {}), text)
+        return Program(key, pipeline, layout, self._groups.setdefault(layout_key, {}), text, buffers)
 
     def _layout(self, key: tuple[int, int]) -> Any:
         if key not in self._layouts:
@@ -135,8 +149,9 @@ class Programs:
         for groups in self._groups.values():
             self._forget(groups)
 
-    @staticmethod
-    def _forget(groups: dict[Any, Any]) -> None:
+    def _forget(self, groups: dict[Any, Any]) -> None:
+        if self.launcher is not None:
+            self.launcher.forget_groups()
         for group in groups.values():
             lib.wgpuBindGroupRelease(group)
         groups.clear()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from anytorch import interrupts, settings
 from anytorch.errors import DeviceError, DeviceLost, DeviceUnavailable, UsageError
-from anytorch.gpu import layer
+from anytorch.gpu import launcher, layer
 from anytorch.gpu.adapters import Adapter, choose_adapter, list_adapters
 from anytorch.gpu.buffers import Buffer, Pool
 from anytorch.gpu.faults import Faults
@@ -101,8 +101,50 @@ class Runtime:
         # first after a wait comes soon, each later one, while the GPU is the faster, after twice as many.
         self._patience = self._look_at = LOOK_AFTER
         self.lost: DeviceError | None = None
-        self.recorder: Tape | None = None  # is told of every command
-        self.profiler: Profile | None = None  # is told of every launch
+        self._recorder: Tape | None = None
+        self._profiler: Profile | None = None
+        self.launcher: launcher.Launcher | None = None
+
+    def use(self, made: launcher.Launcher | None) -> None:
+        """Let C++ record launches: for the open runtime, and before anything is launched."""
+        self.launcher = self.pool.launcher = self.programs.launcher = made
+        if made is not None:
+            made.attach(
+                *(self.lock.acquire, self.lock.release, self.dispatch, self._bind_address, self._look, self._introduce)
+            )
+
+    def _bind_address(self, program: Program, buffers: tuple[Buffer, ...]) -> int:
+        return launcher.address(program.groups.get(buffers) or self.programs.bind(program, buffers, None))
+
+    def _introduce(self, key: int) -> None:
+        """Tell the launcher of a buffer that it asks for. Raises what `Buffers` raises for an unknown one."""
+        buffer = self.buffers[key]
+        assert self.launcher is not None
+        self.launcher.add(buffer, key, launcher.address(buffer.handle), buffer.nbytes)
+
+    @property
+    def recorder(self) -> Tape | None:
+        """Is told of every command."""
+        return self._recorder
+
+    @recorder.setter
+    def recorder(self, tape: Tape | None) -> None:
+        self._recorder = tape
+        self._watch()
+
+    @property
+    def profiler(self) -> Profile | None:
+        """Is told of every launch."""
+        return self._profiler
+
+    @profiler.setter
+    def profiler(self, profile: Profile | None) -> None:
+        self._profiler = profile
+        self._watch()
+
+    def _watch(self) -> None:
+        if self.launcher is not None:
+            self.launcher.watch(self._recorder is not None or self._profiler is not None)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -152,36 +194,47 @@ class Runtime:
             if group is None:
                 group = self.programs.bind(program, buffers, windows)
             encoder = self._pass
+            if self.launcher is not None:
+                self.launcher.use_pass(launcher.address(encoder))  # it does not know which pipeline is set here, nor
+                self._program = None  # we which one it has set
             if self._program is not program:
                 self._program = None  # Ctrl-C may come before it is known which pipeline is set
                 _set_pipeline(encoder, program.handle)
                 self._program = program
             _set_bind_group(encoder, 0, group, 0, NULL)
             _set_immediates(encoder, 0, immediates, len(immediates))
-            if self.profiler is None:
+            if self._profiler is None:
                 _dispatch(encoder, x, y, z)
             else:
                 self._timed_dispatch(program, x, y, z)
-            if self.recorder is not None:
-                self.recorder.note_launch(program, buffers, group, immediates, x, y, z)
+            if self._recorder is not None:
+                self._recorder.note_launch(program, buffers, group, immediates, x, y, z)
             pending = self._pending = self._pending + 1
             if pending >= self._look_at:
                 self._look()
 
     def _look(self) -> None:
         """Submit if the GPU has nothing to do, or if much has been kept back."""
+        self._count()
         if self._pending >= MOST_PENDING or self.poll(wait=False):
             self._patience = min(2 * self._patience, MOST_PENDING)
             self.submit()
         else:
             self._look_at = self._pending + LOOK_AFTER
+            self._count()
+
+    def _count(self) -> None:
+        """Add what C++ has recorded to what is pending, and tell it how much it may record until the next look."""
+        if self.launcher is not None:
+            self._pending += self.launcher.refill(1)
+            self.launcher.refill(max(self._look_at - self._pending, 1))
 
     def _timed_dispatch(self, program: Program, x: int, y: int, z: int) -> None:
-        assert self.profiler is not None
-        timed = self.profiler.before_launch(self._pass, program)
+        assert self._profiler is not None
+        timed = self._profiler.before_launch(self._pass, program)
         _dispatch(self._pass, x, y, z)
         if timed:
-            self.profiler.after_launch(self._pass)
+            self._profiler.after_launch(self._pass)
 
     def resolve_queries(self, queries: Any, count: int, target: Any) -> None:
         """Write timestamps to a buffer, after everything recorded so far."""
@@ -226,6 +279,8 @@ class Runtime:
     def forget_pipeline(self) -> None:
         """Somebody else has set a pipeline on the open pass."""
         self._program = None
+        if self.launcher is not None:
+            self.launcher.use_pass(launcher.address(self._pass) if self._pass is not None else 0)
 
     def _open_encoder(self) -> None:
         if self._encoder is None:
@@ -238,9 +293,13 @@ class Runtime:
         with interrupts.held_back():  # an encoder whose open pass nobody knows can never be finished
             self._pass = lib.wgpuCommandEncoderBeginComputePass(self._encoder, NULL)
             self._program = None
+            if self.launcher is not None:
+                self.launcher.use_pass(launcher.address(self._pass))
 
     def _end_pass(self) -> None:
         if self._pass is not None:
+            if self.launcher is not None:
+                self.launcher.use_pass(0)
             lib.wgpuComputePassEncoderEnd(self._pass)
             lib.wgpuComputePassEncoderRelease(self._pass)
             self._pass = None
@@ -271,9 +330,11 @@ class Runtime:
             self._encoder = None
         finally:
             error = error_handler.release("submit")
+        self._count()
         self.statistics.commands += self._pending
         self._pending = 0
         self._look_at = self._patience
+        self._count()
         if error is None:
             error_handler.capture("submit")
             lib.wgpuQueueSubmit(self._queue, 1, ffi.new("WGPUCommandBuffer[1]", [commands]))
@@ -292,6 +353,7 @@ class Runtime:
         """Let the device report; returns whether it has nothing left to do."""
         if wait:
             self._patience = self._look_at = LOOK_AFTER
+            self._count()
         return bool(lib.wgpuDevicePoll(self._device, wait, NULL))
 
     def wait(self) -> None:
@@ -359,7 +421,9 @@ def open_runtime() -> Runtime:
     with _lock:
         if current is None:
             adapter = choose_adapter(list_adapters(), settings.get("webgpu_adapter"))
-            current = Runtime(adapter, settings.get("webgpu_memory"))
+            made = Runtime(adapter, settings.get("webgpu_memory"))
+            made.use(launcher.load())
+            current = made
     return current
 
 
@@ -367,8 +431,15 @@ def close_runtime() -> None:
     """Forget the device; the next use opens a new one. Its buffers and programs are gone, and all plans made with them."""
     global current
     with _lock:
+        _detach()
         current = None
     plans.clear()
+
+
+def _detach() -> None:
+    if current is not None and current.launcher is not None:
+        current.launcher.attach()
+        current.use(None)
 
 
 def opened() -> bool:
@@ -383,6 +454,7 @@ def _after_fork() -> None:
     global current, _forked_from, _lock
     if current is not None:
         _forked_from = os.getppid()
+        _detach()
         current = None
     _lock = threading.Lock()
 

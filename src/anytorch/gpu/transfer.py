@@ -11,6 +11,7 @@ import ctypes
 import sys
 from collections import deque
 from concurrent.futures import Future
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from anytorch.gpu.buffers import Buffer
@@ -28,6 +29,7 @@ PARALLEL = 2 << 20  # a memmove from here on is shared among threads: page fault
 PIECE = 2 << 20  # waking a thread costs as much as moving half a megabyte
 THREADS = 16
 IN_FLIGHT = 8
+SPIN_S = 200e-6  # of asking whether a read is done, before waiting to be woken
 
 _workers: list[Workers] = []
 
@@ -82,7 +84,7 @@ def _on_mapped(status: int, message: Any, first: Any, second: Any) -> None:
 class Staging:
     """One mappable buffer and whether it is mapped. One the host writes to is mapped when it is made, the others not."""
 
-    __slots__ = ("_box", "_status", "_write", "handle", "nbytes", "owner", "pointer")
+    __slots__ = ("_box", "_info", "_status", "_write", "handle", "nbytes", "owner", "pointer")
 
     def __init__(self, runtime: Runtime, nbytes: int, *, write: bool) -> None:
         self.owner = runtime.create_buffer(nbytes, UPLOAD if write else READBACK, mapped=write)
@@ -90,7 +92,11 @@ class Staging:
         self.nbytes = nbytes
         self._write = write
         self._status: list[int] = []
-        self._box: Any = None
+        self._box: Any = ffi.new_handle(self._status)
+        self._info = ffi.new("WGPUBufferMapCallbackInfo *")
+        self._info.mode = lib.WGPUCallbackMode_AllowProcessEvents
+        self._info.callback = _on_mapped
+        self._info.userdata1 = self._box
         self.pointer = self._range() if write else 0
 
     def _range(self) -> int:
@@ -103,13 +109,8 @@ class Staging:
 
     def start_mapping(self) -> None:
         self._status.clear()
-        self._box = ffi.new_handle(self._status)
-        info = ffi.new("WGPUBufferMapCallbackInfo *")
-        info.mode = lib.WGPUCallbackMode_AllowProcessEvents
-        info.callback = _on_mapped
-        info.userdata1 = self._box
         # H: WGPUFuture f(WGPUBuffer, WGPUMapMode mode, size_t offset, size_t size, WGPUBufferMapCallbackInfo)
-        lib.wgpuBufferMapAsync(self.handle, 2 if self._write else 1, 0, self.nbytes, info[0])
+        lib.wgpuBufferMapAsync(self.handle, 2 if self._write else 1, 0, self.nbytes, self._info[0])
 
     def answer_was_lost(self) -> None:
         """The device has nothing left to do, so the mapping has been answered, but an interrupt ate the answer."""
@@ -230,11 +231,7 @@ class Readbacks:
                     self._finish(moving.popleft())
                     continue
                 staging, skip, target, part = started.popleft()
-                empty = False
-                while not staging.finished():
-                    if empty:
-                        staging.answer_was_lost()
-                    empty = self._runtime.poll(wait=True)
+                self._wait_for(staging)
                 if beside is not None and at == nbytes and not started:
                     said = ctypes.string_at(staging.pointer, FAULT_NBYTES)
                 if nbytes <= ARENA:
@@ -248,6 +245,20 @@ class Readbacks:
         if _interrupts:
             raise _interrupts.pop()
         return said
+
+    def _wait_for(self, staging: Staging) -> None:
+        """Return when the staging buffer is mapped. A GPU is asked again and again first: being woken takes longer than most
+        reads. A CPU adapter would compute with the core that asks."""
+        poll = self._runtime.poll
+        until = 0.0 if self._runtime.adapter.software else perf_counter() + SPIN_S
+        empty = False
+        while not staging.finished():
+            if empty:
+                staging.answer_was_lost()
+            if perf_counter() < until:
+                poll(wait=False)  # which may find the device done, and the mapping not yet answered
+            else:
+                empty = poll(wait=True)
 
     def _request(self, buffer: Buffer, offset: int, nbytes: int, beside: Buffer | None) -> tuple[Staging, int]:
         """Have the device copy a range to a staging buffer, after the reports in `beside` if that is given.

@@ -57,6 +57,7 @@ LIBRARIES = (
     Fixed("uniform", ("forecast/decoding/uniform.cpp",)),
     Fixed("moves", ("recorded/moves/moves.cpp",)),
     Fixed("tape", ("gpu/code/tape.cpp",)),
+    Fixed("launcher", ("gpu/code/launcher/launcher.cpp",), levels=("baseline",)),
     Fixed("vulkan-layer", ("gpu/code/vulkan_layer.cpp",), levels=("baseline",)),
     Fixed("crc32", ("native/code/crc32.cpp",), levels=("baseline",)),
     Fixed("processor", ("native/code/processor.cpp",), levels=("baseline",)),

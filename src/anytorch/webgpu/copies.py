@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -164,11 +166,31 @@ def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Te
     return target.copy_(source)
 
 
+# How `struct` reads one element, which takes a fraction of the time of a tensor on the host.
+_CODES = {
+    torch.float32: "f",
+    torch.float64: "d",
+    torch.float16: "e",
+    torch.bool: "?",
+    torch.uint8: "B",
+    torch.int64: "q",
+    torch.int32: "i",
+    torch.int16: "h",
+    torch.int8: "b",
+}
+
+
 def item(tensor: torch.Tensor) -> Any:
-    host = torch.empty((), dtype=tensor.dtype)
     buffer, offset = buffer_of(tensor)
-    open_runtime().read(buffer, offset, host.data_ptr(), tensor.dtype.itemsize)
-    value = host.item()
+    dtype = tensor.dtype
+    code = _CODES.get(dtype)
+    if code is not None and not tensor.is_neg():
+        host = ctypes.create_string_buffer(dtype.itemsize)
+        open_runtime().read(buffer, offset, ctypes.addressof(host), dtype.itemsize)
+        return struct.unpack(code, host)[0]
+    held = torch.empty((), dtype=dtype)
+    open_runtime().read(buffer, offset, held.data_ptr(), dtype.itemsize)
+    value = held.item()
     return value.conjugate() if tensor.is_conj() else -value if tensor.is_neg() else value
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from anytorch.webgpu import accelerator
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.launch import NoKernel, to_meta
 from anytorch.webgpu.oversize import halving
-from anytorch.webgpu.pointwise import Rule, pair_kernel, run
+from anytorch.webgpu.pointwise import Rule, pair_kernel, plan_in_cpp, run
 from anytorch.webgpu.tensors import KEY, aten
 
 
@@ -124,9 +125,10 @@ def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
         except NoKernel:
             return fallback(op, *args, **kwargs)
 
-    if simple and not in_place and least <= 2 <= len(operand_at):
-        return pair_kernel(rule, op, kernel)
-    return kernel
+    made = pair_kernel(rule, op, kernel) if simple and not in_place and least <= 2 <= len(operand_at) else kernel
+    if not simple:
+        return made
+    return accelerator.kernel(made, partial(plan_in_cpp, rule, op, in_place), (least, len(operand_at)), in_place)
 
 
 def has_kernel(op: Any, key: str = KEY) -> bool:

@@ -33,7 +33,8 @@ BUSY = 132  # workgroups that keep a large GPU busy
 KEPT = 4  # tiles that are tried for a shape
 
 TILES = (
-    Tile(128, 128, 32, 2, 2),
+    Tile(128, 128, 32, 2, 2, buffers=1),
+    Tile(128, 128, 16, 2, 2),
     Tile(128, 256, 32, 2, 4, buffers=1),
     Tile(256, 128, 32, 4, 2, buffers=1),
     Tile(128, 64, 32, 2, 2),
@@ -68,6 +69,21 @@ def in_use(runtime: Runtime, dtype: torch.dtype) -> bool:
     if dtype is torch.float16 and "shader-f16" not in runtime.features:
         return False
     return not runtime.adapter.software or settings.get("webgpu_matrix_cores") == "on"
+
+
+def described(runtime: Runtime) -> str:
+    """Whether the device's matrix cores are used, and if not why, for people."""
+    cores = runtime.matrix_cores
+    if cores.why_not:
+        return f"not used: {cores.why_not}"
+    used = [dtype for dtype in HALVES if in_use(runtime, dtype)]
+    if not used:
+        return (
+            "not used: this adapter computes on the CPU" if runtime.adapter.software else "not used: no half precision"
+        )
+    shapes = {(shape.m, shape.n, shape.k) for shape in (shape_of(runtime, dtype) for dtype in used)}
+    sizes = ", ".join("x".join(map(str, one)) for one in sorted(shapes))
+    return f"used for products in {' and '.join(name_of(dtype) for dtype in used)}, where they are faster ({sizes})"
 
 
 def worth_copying(runtime: Runtime, a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ from anytorch.gpu.profile import Profile
 from anytorch.gpu.runtime import forked, open_runtime, opened
 from anytorch.gpu.tape import Tape
 from anytorch.webgpu import fallback, random
+from anytorch.webgpu.matrix_products import described
 from anytorch.webgpu.tensors import NAME
 
 
@@ -89,6 +90,7 @@ class WebgpuModule:
             "driver": adapter.driver,
             "features": sorted(runtime.features),
             "limits": runtime.limits,
+            "matrix_cores": described(runtime),
         }
 
     def adapters(self) -> list[dict[str, str]]:

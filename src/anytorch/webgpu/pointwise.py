@@ -111,36 +111,8 @@ def run(
     `call` re-runs the op on meta tensors when a plan is made; it is how torch's own errors and result types arise.
     `windows` are the (offset, nbytes) of each operand's binding, for buffers larger than one binding may be.
     """
-    key: list[Any] = [rule, id(op), modes]
-    addresses: list[int] = []
-    scalars: list[Any] = []
-    bits = 0
-    for value in operands:
-        if isinstance(value, torch.Tensor):
-            pointer = value.data_ptr()
-            if pointer & TAG or value.device.type == NAME:  # a tensor without elements has no address
-                addresses.append(pointer)
-                bits |= pointer
-                key += (value.dtype, value.size(), value.stride())
-                continue
-            check_devices(op, value)  # a single number may be on the CPU, as on every device of torch's
-            value = value.item()
-            key.append("tensor")
-        kind = type(value)
-        key += (kind, kind is int and not -(2**31) <= value < 2**31)
-        scalars.append(value)
-    if out is not None:
-        address = out.data_ptr()
-        bits |= address
-        shared = 0  # two bits per operand in the output's buffer: at the same place, or elsewhere
-        for i, pointer in enumerate(addresses):
-            if pointer >> SHIFT == address >> SHIFT:
-                shared |= (1 if pointer == address else 2) << 2 * i
-        key += (out.dtype, out.size(), out.stride(), shared)
-    else:
-        shared = 0
-    key.append(bits & 15)
-    identity = tuple(key)
+    identity, addresses, scalars, bits, shared = _identity(rule, op, operands, modes, out)
+    address = out.data_ptr() if out is not None else 0
     plan = plans[identity]
     if plan is None:
         plan = plans[identity] = _make_plan(rule, operands, modes, out, bits & 15, shared, call)
@@ -170,6 +142,46 @@ def run(
             raise
         _in_parts(rule, op, operands, modes, out, call)
     return out
+
+
+def plan_in_cpp(rule: Rule, op: Any, in_place: bool, *operands: Any) -> Any:
+    """The plan of a call that was just made, as the C++ launcher knows it; None if it has none."""
+    plan = plans[_identity(rule, op, operands, (), operands[0] if in_place else None)[0]]
+    return plan.native if type(plan) is Plan else None
+
+
+def _identity(
+    rule: Rule, op: Any, operands: Sequence[Any], modes: tuple[Any, ...], out: torch.Tensor | None
+) -> tuple[tuple[Any, ...], list[int], list[Any], int, int]:
+    """The key of a call's plan; the addresses of its tensors, its numbers, the addresses' bits, and which operands share the
+    output's buffer."""
+    key: list[Any] = [rule, id(op), modes]
+    addresses: list[int] = []
+    scalars: list[Any] = []
+    bits = shared = 0
+    for value in operands:
+        if isinstance(value, torch.Tensor):
+            pointer = value.data_ptr()
+            if pointer & TAG or value.device.type == NAME:  # a tensor without elements has no address
+                addresses.append(pointer)
+                bits |= pointer
+                key += (value.dtype, value.size(), value.stride())
+                continue
+            check_devices(op, value)  # a single number may be on the CPU, as on every device of torch's
+            value = value.item()
+            key.append("tensor")
+        kind = type(value)
+        key += (kind, kind is int and not -(2**31) <= value < 2**31)
+        scalars.append(value)
+    if out is not None:
+        address = out.data_ptr()
+        bits |= address
+        for i, pointer in enumerate(addresses):
+            if pointer >> SHIFT == address >> SHIFT:
+                shared |= (1 if pointer == address else 2) << 2 * i  # at the same place, or elsewhere
+        key += (out.dtype, out.size(), out.stride(), shared)
+    key.append(bits & 15)
+    return tuple(key), addresses, scalars, bits, shared
 
 
 def _in_parts(

@@ -186,8 +186,12 @@ def make_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Ten
         own = new_contiguous((_extent(c),), c.dtype).as_strided(c.shape, c.stride())
         return _computed(geometry.product(tiling, swapped), a, b, own, d, 1.0, 1.0, activation)
 
-    chosen = choose(runtime, shape, name_of(a.dtype), run, matrix_products.offered(runtime, geometry))
-    return geometry.product(chosen, swapped)
+    def prepare(tiling: AnyTiling) -> Product:
+        return geometry.product(tiling, swapped)
+
+    return prepare(
+        choose(runtime, shape, name_of(a.dtype), run, matrix_products.offered(runtime, geometry), prepare=prepare)
+    )
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from anytorch.errors import OutOfMemory
 from anytorch.gpu import runtime as gpu_runtime
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT, Buffer
 from anytorch.gpu.runtime import open_runtime
+from anytorch.webgpu import accelerator
 
 NAME = "webgpu"
 KEY = "PrivateUse1"  # under which torch dispatches to it
@@ -30,12 +32,7 @@ _make_tensor: Any = torch._C._acc.create_empty_tensor
 
 def on_cpu(op: Any) -> Callable[..., Any]:
     """Call the CPU's kernel of `op` whatever device its tensors claim; only for kernels that touch no data."""
-    redispatch = op._handle.redispatch_boxed
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return redispatch(CPU_KEYS, *args, **kwargs)
-
-    return call
+    return partial(op._handle.redispatch_boxed, CPU_KEYS)
 
 
 _set = on_cpu(aten.set_.source_Storage_storage_offset)
@@ -65,14 +62,17 @@ def new_storage(nbytes: int) -> torch.UntypedStorage:
     if nbytes == 0:
         storage = _make_storage(0, device(), 0)
         return storage
-    runtime = gpu_runtime.current or open_runtime()
+    buffer = _take(nbytes)
+    storage = _make_storage(buffer.address, _device or device(), nbytes)
+    storage._anytorch = Lease((open_runtime().give, buffer))  # type: ignore[attr-defined]
+    return storage
+
+
+def _take(nbytes: int) -> Buffer:
     try:
-        buffer = runtime.take(nbytes)
+        return (gpu_runtime.current or open_runtime()).take(nbytes)
     except OutOfMemory as exc:
         raise torch.OutOfMemoryError(str(exc)) from exc
-    storage = _make_storage(buffer.address, _device or device(), nbytes)
-    storage._anytorch = Lease((runtime.give, buffer))  # type: ignore[attr-defined]
-    return storage
 
 
 def new_tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -80,7 +80,7 @@ def new_tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -
     return sized_tensor(size, stride, dtype, storage_nbytes(size, stride, dtype))
 
 
-def sized_tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, nbytes: int) -> torch.Tensor:
+def _sized_tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, nbytes: int) -> torch.Tensor:
     """The same for a caller who knows how large the storage must be."""
     tensor: torch.Tensor = _make_tensor(_NOTHING, dtype)
     _redispatch_set(CPU_KEYS, tensor, new_storage(nbytes), 0, size, stride)
@@ -88,6 +88,7 @@ def sized_tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype,
 
 
 _NOTHING = (0,)
+sized_tensor = accelerator.tensor_maker(_sized_tensor, lambda nbytes: _take(nbytes).address)
 
 
 def storage_nbytes(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:

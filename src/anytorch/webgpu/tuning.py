@@ -7,6 +7,7 @@ plainest one's. CPU adapters are never measured: barriers and workgroup memory o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,8 +15,8 @@ from typing import Any
 
 import torch
 
-from anytorch import settings
-from anytorch.errors import WrongAnswer
+from anytorch import logs, settings
+from anytorch.errors import NoThread, WrongAnswer
 from anytorch.gpu.profile import stopwatch_of
 from anytorch.gpu.runtime import Runtime
 from anytorch.gpu.wgsl.matmul import Schedule
@@ -24,6 +25,9 @@ from anytorch.measured.engine import Candidate, Check, measure
 from anytorch.measured.store import recall, remember
 from anytorch.measured.verdict import Question
 from anytorch.webgpu.matrix_products import MatrixTiling
+from anytorch.workers import Workers
+
+log = logs.logger(__name__)
 
 WORTH_MEASURING = 1 << 27  # 512 x 512 x 512
 FEW = 8  # rows for which a product is a handful of dot products
@@ -46,6 +50,7 @@ SMALL = Schedule("tiled", 32, 32, 16, 4, 4)
 TILES = (LARGE, LARGE_DOUBLE, LARGE_SHALLOW, LARGE_UNROLLED, TALL, WIDE, MIDDLE, MIDDLE_DOUBLE, MIDDLE_DENSE, SMALL)
 
 ROUNDS, SAMPLE_S = 3, 2e-3
+COMPILERS = 16  # threads that compile schedules side by side
 BESIDE = 2  # other schedules that are tried beside those for matrix cores
 COMPILING = 5  # times the setting `measure_s`: a driver compiles every schedule first
 READ_BACK = (
@@ -137,6 +142,7 @@ def rounded(length: int) -> int:
 
 AnyTiling = Tiling | MatrixTiling
 Launch = Callable[[Any], torch.Tensor]
+Prepare = Callable[[Any], object]
 
 
 def offered(runtime: Runtime, shape: Shape, *, plainest: bool = False) -> list[Tiling]:
@@ -151,9 +157,16 @@ def offered(runtime: Runtime, shape: Shape, *, plainest: bool = False) -> list[T
 
 
 def choose(
-    runtime: Runtime, shape: Shape, dtype: str, run: Launch, matrix_cores: Sequence[MatrixTiling] = ()
+    runtime: Runtime,
+    shape: Shape,
+    dtype: str,
+    run: Launch,
+    matrix_cores: Sequence[MatrixTiling] = (),
+    *,
+    prepare: Prepare | None = None,
 ) -> AnyTiling:
-    """The schedule for a product. `run` launches it with a schedule and gives its result, which is only looked at.
+    """The schedule for a product. `run` launches it with a schedule and gives its result, which is only looked at;
+    `prepare` compiles what that launches, in any thread.
 
     Where the product can run on `matrix_cores`, those tiles are tried, and only the likeliest of the others beside them.
     """
@@ -179,6 +192,8 @@ def choose(
     (plain,) = offered(runtime, shape, plainest=True)
     if verdict is None:
         runtime.synchronize()  # an index out of range in earlier work is not a candidate's mistake
+        if prepare is not None:
+            _compile_all(prepare, [plain, *options])
         try:
             truth = run(plain)
             check = near(truth, dtype=truth.dtype) if truth.numel() <= READ_BACK else _near_on_device(truth)
@@ -196,6 +211,19 @@ def choose(
         )
         remember(verdict)
     return by_name.get(verdict.chosen, plain)
+
+
+def _compile_all(prepare: Prepare, options: Sequence[AnyTiling]) -> None:
+    """Compile the candidates side by side: a driver takes a quarter of a second for each, most of a first use's time."""
+    threads = min(len(options), os.cpu_count() or 1, COMPILERS)
+    if threads < 2:
+        return
+    try:
+        with Workers(threads, thread_name_prefix="anytorch-compile") as workers:
+            for one in [workers.submit(prepare, option) for option in options]:
+                one.exception()  # is raised again, and kept as the reason, where the candidate is tried
+    except NoThread as exc:
+        log.info("schedules are compiled one after the other: %s", exc)
 
 
 def _near_on_device(truth: torch.Tensor) -> Check:

@@ -15,13 +15,15 @@ transformers = pytest.importorskip("transformers")
 from tests.text.generate.conftest import make_tokenizer, without_compiler  # noqa: E402
 from tests.waiting import until  # noqa: E402
 
-from anytorch.errors import OutOfMemory  # noqa: E402
-from anytorch.text.decoders import load_decoder  # noqa: E402
+from anytorch.errors import ModelError, OutOfMemory  # noqa: E402
+from anytorch.text.decoders import RecordedSteps, load_decoder  # noqa: E402
 from anytorch.text.generate import kernel  # noqa: E402
 from anytorch.text.generate.generator import TextGenerator  # noqa: E402
 from anytorch.text.generate.kernel import KernelRows, Opened  # noqa: E402
-from anytorch.text.generate.requests import TextRequest  # noqa: E402
+from anytorch.text.generate.requests import End, TextRequest  # noqa: E402
 from anytorch.text.generate.sampling import Sampling  # noqa: E402
+from anytorch.text.generate.scheduler import Scheduler  # noqa: E402
+from anytorch.text.persistent.ahead import AheadSteps  # noqa: E402
 from anytorch.text.persistent.host import HostKernel  # noqa: E402
 
 SMALL: dict[str, Any] = {
@@ -283,3 +285,66 @@ def test_it_takes_no_more_workers_than_torch_has(models: dict[str, Path]) -> Non
             assert rows._kernel.threads == 1
     finally:
         torch.set_num_threads(before)
+
+
+# --- tokens that the device chooses --------------------------------------------------------------------------------------
+
+
+def texts_by(decoder: Any, kind: type[RecordedSteps]) -> list[tuple[list[int], str]]:
+    """Six requests, three at once, which come and go: their tokens, and why each ended."""
+    opened = Opened(decoder, lambda rows, positions: kind(decoder, rows, positions), kind.__name__, "")
+    scheduler = Scheduler(KernelRows(opened, 1 << 30), most_at_once=3, most_waiting=9, guard=torch.no_grad)
+    asked = [
+        (Sampling(), 30), (Sampling(0.9, 0.9, 40), 25), (Sampling(), 7), (Sampling(1.2), 40),
+        (Sampling(repetition_penalty=1.2), 12), (Sampling(0.7, 0.8, 5, 1.1), 9),
+    ]  # fmt: skip
+    requests = [
+        TextRequest(list(range(5, 9 + row)), sampling, count, frozenset([1]), torch.Generator().manual_seed(row))
+        for row, (sampling, count) in enumerate(asked)
+    ]
+    for request in requests:
+        scheduler.submit(request)
+    found = []
+    for request in requests:
+        while not isinstance(event := request.mailbox.get(), End):
+            pass
+        assert event.error is None
+        found.append((request.tokens[request.prompt_length :], event.reason))
+    scheduler.close()
+    return found
+
+
+def test_tokens_that_the_device_chooses_are_those_of_its_logits(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = texts_by(opened.decoder, RecordedSteps)
+    at_once: set[int] = set()
+    tokens = AheadSteps.tokens
+
+    def seen(self: AheadSteps, rows: Any, choices: Any) -> Any:
+        at_once.add(len(rows))
+        return tokens(self, rows, choices)
+
+    monkeypatch.setattr(AheadSteps, "tokens", seen)
+    assert texts_by(opened.decoder, AheadSteps) == wanted
+    assert 3 in at_once and {len(made) for made, reason in wanted if reason == "length"} >= {7, 9}
+
+
+def test_a_device_that_fails_to_choose_is_asked_for_logits(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = texts_by(opened.decoder, RecordedSteps)
+    tokens, failures = AheadSteps.tokens, []
+
+    def fails(self: AheadSteps, rows: Any, choices: Any) -> Any:
+        for number, made in enumerate(tokens(self, rows, choices)):
+            if number == 2:
+                failures.append(len(rows))
+                raise RuntimeError("the device said no")
+            yield made
+
+    monkeypatch.setattr(AheadSteps, "tokens", fails)
+    assert texts_by(opened.decoder, AheadSteps) == wanted and failures
+
+
+def test_packed_weights_need_a_gpu_that_launches(opened: Opened) -> None:
+    with pytest.raises(ModelError, match="no kernel reads weights in int4 on cpu: it runs on GPUs of NVIDIA"):
+        kernel._open_packed_launch(opened.decoder, "int4")

@@ -17,6 +17,7 @@ import torch
 
 from anytorch.errors import NativeUnavailable, UsageError
 from anytorch.text.decoders import Decoder
+from anytorch.text.decoders.choosing import NO_NUMBER
 from anytorch.text.decoders.spec import read_spec
 from anytorch.text.persistent import cuda, nvrtc, trace
 
@@ -81,13 +82,13 @@ def test_the_argument_lies_as_the_kernel_reads_it() -> None:
     argument = cuda._run_of(3)
     assert ctypes.sizeof(cuda._Layer) == 15 * 8 + 4 * 4
     assert argument.positions.offset == 12 * 8
-    assert (argument.steps.offset, argument.eps.offset, argument.trace.offset) == (104, 124, 136)
-    assert argument.layers.offset == 144 and ctypes.sizeof(argument) == 144 + 3 * 136
+    assert (argument.steps.offset, argument.eps.offset, argument.trace.offset) == (104, 120, 128)
+    assert argument.layers.offset == 136 and ctypes.sizeof(argument) == 136 + 3 * 136
     source = cuda.SOURCE.read_text()
     assert members(source, "Layer") == [one[0] for one in cuda._Layer._fields_]
     assert members(source, "Run") == [one[0] for one in argument._fields_]
     assert f"CHUNK = {cuda.CHUNK}" in source and f"MARKS = {trace.MARKS}" in source
-    assert f"NONE = {cuda.NONE + 2**32:#x}u" in source and f"NO_NUMBER = {cuda.NO_NUMBER}" in source
+    assert f"NONE = {cuda.NONE + 2**32:#x}u" in source and f"NO_NUMBER = {NO_NUMBER}" in source
 
 
 def test_a_machine_without_the_run_time_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,9 +80,9 @@ def test_the_source_has_the_same_plan() -> None:
     """What the plan repeats of it."""
     source = cuda.SOURCE.read_text()
     assert f"CHUNK = {SLOT}" in source and f"#define SPLIT {SPLIT}" in source
-    assert "(int)((long long)units * block / gridDim.x)" in source
+    assert "(int)(units * block / BLOCKS)" in source
     assert "QKV_UNIT = Rows<WIDTH>::AT_ONCE, PAIR_UNIT = larger(2, Rows<WIDTH>::AT_ONCE)" in source
     assert "BACK_UNIT = larger(Rows<Q>::AT_ONCE, Rows<INNER>::AT_ONCE)" in source
     assert len(re.findall(r"AT_ONCE = 4 \* BYTES <= CHUNK \? 4 : 2 \* BYTES <= CHUNK \? 2 : 1", source)) == 2
-    assert "kv = blockIdx.x / run.most_splits, split = blockIdx.x % run.most_splits" in source
+    assert "kv = blockIdx.x / MOST_SPLITS, split = blockIdx.x % MOST_SPLITS" in source
     assert [rows_at_once(1024), rows_at_once(512), rows_at_once(4096), rows_at_once(1024, 4)] == [2, 4, 1, 4]

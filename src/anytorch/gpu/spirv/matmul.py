@@ -114,10 +114,12 @@ class Product:
 
 
 def render(kernel: Product) -> bytes:
-    return _Writer(kernel).words()
+    return Writer(kernel).words()
 
 
-class _Writer:
+class Writer:
+    """Writes a product's kernel. A convolution reads B, and writes C, in its own way (`convolution`)."""
+
     def __init__(self, kernel: Product) -> None:
         tile, shape = kernel.tile, kernel.shape
         self.kernel, self.tile, self.shape = kernel, tile, shape
@@ -125,20 +127,25 @@ class _Writer:
         module = self.module = Module(self.threads)
         self.quad = module.vector(module.u32, 4)
         self.layout = layout(tile, shape, kernel.a_along, kernel.b_along)
-        self.a = module.buffer(0, self.quad, 16)
-        self.b = module.buffer(1, self.quad, 16)
-        self.d = module.buffer(2, module.u32, 4) if kernel.added else None
-        wide = self.quad if kernel.whole_rows else module.u32
-        self.c = module.buffer(kernel.bindings - 1, wide, 16 if kernel.whole_rows else 4, writable=True)
+        self._bind()
         self.memory = module.shared(self.quad, self.layout.units)
-        places = ("a_at", "b_at", *(("d_at",) if kernel.added else ()), "c_at")
-        self.p = module.parameters(("alpha", "beta", *places, *PARAMETERS))
         self.thread = module.local_index()
         self.subgroup, self.lane = module.subgroup()
         element = module.float16() if kernel.element == "float16" else module.bfloat16()
         self.a_type = module.matrix(element, shape.m, shape.k, USE_A)
         self.b_type = module.matrix(element, shape.k, shape.n, USE_B)
         self.c_type = module.matrix(module.f32, shape.m, shape.n, USE_ACCUMULATOR)
+
+    def _bind(self) -> None:
+        """The buffers and the parameters."""
+        module, kernel = self.module, self.kernel
+        self.a = module.buffer(0, self.quad, 16)
+        self.b = module.buffer(1, self.quad, 16)
+        self.d = module.buffer(2, module.u32, 4) if kernel.added else None
+        wide = self.quad if kernel.whole_rows else module.u32
+        self.c = module.buffer(kernel.bindings - 1, wide, 16 if kernel.whole_rows else 4, writable=True)
+        places = ("a_at", "b_at", *(("d_at",) if kernel.added else ()), "c_at")
+        self.p = module.parameters(("alpha", "beta", *places, *PARAMETERS))
 
     def words(self) -> bytes:
         self._place()
@@ -227,14 +234,12 @@ class _Writer:
         if tile.buffers == 2:
             self._put({name: [module.get(one) for one in values] for name, values in kept.items()}, nowhere)
             module.barrier()
-        with module.loop(self.first, self.end, tile.bk) as k0:
+        with module.loop(self.first, self.end, tile.bk * tile.buffers) as k0:
             following = (k0 + tile.bk).minimum(self.last)
-            if tile.buffers == 2:
-                turn = ((k0 - self.first) // tile.bk) & 1
-                fetched = {name: self._fetch(name, following) for name in "ab"}
-                self._multiply(turn * self.layout.stage)
-                self._put(fetched, (module.constant(1) - turn) * self.layout.stage)
-                module.barrier()
+            if tile.buffers == 2:  # both turns are written out: an address that changes costs more than it saves
+                self._turn(following, nowhere, module.constant(self.layout.stage))
+                with module.when(k0 + tile.bk < self.end):
+                    self._turn((k0 + 2 * tile.bk).minimum(self.last), module.constant(self.layout.stage), nowhere)
             else:
                 self._put({name: [module.get(one) for one in values] for name, values in kept.items()}, nowhere)
                 module.barrier()
@@ -243,6 +248,13 @@ class _Writer:
                         module.put(variable, value)
                 self._multiply(nowhere)
                 module.barrier()
+
+    def _turn(self, following: Value, here: Value, there: Value) -> None:
+        """Multiply what lies in one buffer while the next tiles are fetched for the other."""
+        fetched = {name: self._fetch(name, following) for name in "ab"}
+        self._multiply(here)
+        self._put(fetched, there)
+        self.module.barrier()
 
     def _multiply(self, stage: Value) -> None:
         module, tile, shape, form = self.module, self.tile, self.shape, self.layout
@@ -305,7 +317,7 @@ class _Writer:
             at = p["c_at"] + self.batch_part * p["c_batch"] + m * p["c_row"] + n
         if kernel.stored != "float32":
             assert kernel.whole_rows
-            pairs = [self._pair(values[i], values[i + 1]) for i in range(0, 8, 2)]
+            pairs = [word_of_two(module, kernel.stored, values[i], values[i + 1]) for i in range(0, 8, 2)]
             module.write(self.c, at // EIGHT, module.op(80, self.quad, *pairs))
             return
         words = [module.bitcast(module.u32, value) for value in values]
@@ -320,52 +332,50 @@ class _Writer:
 
     def _finished(self, m: Value, n: Value, number: int, value: Value) -> Value:
         module, p = self.module, self.p
-        value = module.op(133, module.f32, value, p["alpha"])
+        value = module.times(value, p["alpha"])
         if self.d is not None:
             column = (n + number).minimum(p["n"] - 1)
             at = p["d_at"] + self.batch * p["d_batch"] + m * p["d_row"] + column * p["d_col"]
             value = module.extended(50, module.f32, p["beta"], self._added(at), value)
         if self.kernel.activation == "relu":
             # NaN stays NaN: max would drop it.
-            return module.select(module.op(184, module.boolean, value, module.real(0.0)), module.real(0.0), value)
+            return module.select(module.less(value, module.real(0.0)), module.real(0.0), value)
         if self.kernel.activation == "gelu":
             return _gelu(module, value)
         return value
 
     def _added(self, at: Value) -> Value:
-        module = self.module
         assert self.d is not None
-        if self.kernel.added == "float32":
-            return module.bitcast(module.f32, module.read(self.d, at))
-        word = module.read(self.d, at >> 1)
-        shift = (at & 1) << 4
-        half = module.op(194, module.u32, word, shift)
-        if self.kernel.added == "bfloat16":
-            return module.bitcast(module.f32, half << 16)
-        two = module.extended(62, module.vector(module.f32, 2), half)  # UnpackHalf2x16
-        return module.op(81, module.f32, two, 0)
-
-    def _pair(self, low: Value, high: Value) -> Value:
-        """Two numbers as one word of the stored type."""
-        module = self.module
-        if self.kernel.stored == "float16":
-            half = module.float16()
-            cast = [module.op(115, half, value) for value in (low, high)]
-            return module.bitcast(module.u32, module.op(80, module.vector(half, 2), *cast))
-        return _bfloat16_bits(module, low) >> 16 | (_bfloat16_bits(module, high) & 0xFFFF0000)
+        return load_float(self.module, self.d, self.kernel.added, at)
 
 
 def _gelu(module: Module, value: Value) -> Value:
     """0.5 x (1 + tanh(0.79788 (x + 0.044715 x^3))), with the tangent's argument kept where it cannot overflow."""
-
-    def times(a: Value, b: Value) -> Value:
-        return module.op(133, module.f32, a, b)
-
-    cube = times(times(value, value), times(value, module.real(0.044715)))
-    inner = times(module.op(129, module.f32, value, cube), module.real(0.7978845608028654))
+    cube = module.times(module.times(value, value), module.times(value, module.real(0.044715)))
+    inner = module.times(module.add(value, cube), module.real(0.7978845608028654))
     clamped = module.extended(43, module.f32, inner, module.real(-15.0), module.real(15.0))
     tangent = module.extended(21, module.f32, clamped)
-    return times(times(value, module.real(0.5)), module.op(129, module.f32, tangent, module.real(1.0)))
+    return module.times(module.times(value, module.real(0.5)), module.add(tangent, module.real(1.0)))
+
+
+def load_float(module: Module, buffer: Value, name: str, at: Value) -> Value:
+    """An element of a buffer of words, as float32."""
+    if name == "float32":
+        return module.bitcast(module.f32, module.read(buffer, at))
+    half = module.op(194, module.u32, module.read(buffer, at >> 1), (at & 1) << 4)
+    if name == "bfloat16":
+        return module.bitcast(module.f32, half << 16)
+    two = module.extended(62, module.vector(module.f32, 2), half)  # UnpackHalf2x16
+    return module.op(81, module.f32, two, 0)
+
+
+def word_of_two(module: Module, stored: str, low: Value, high: Value) -> Value:
+    """Two numbers as one word of two float16 or bfloat16."""
+    if stored == "float16":
+        half = module.float16()
+        cast = [module.op(115, half, value) for value in (low, high)]
+        return module.bitcast(module.u32, module.op(80, module.vector(half, 2), *cast))
+    return _bfloat16_bits(module, low) >> 16 | (_bfloat16_bits(module, high) & 0xFFFF0000)
 
 
 def _bfloat16_bits(module: Module, value: Value) -> Value:

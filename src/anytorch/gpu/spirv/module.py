@@ -203,6 +203,16 @@ class Module:
     def both(self, one: Value, other: Value) -> Value:
         return self.op(167, self.boolean, one, other)
 
+    def add(self, one: Value, other: Value) -> Value:
+        """Of floats, or of matrices of them; so are `times` and `less`."""
+        return self.op(129, one.type, one, other)
+
+    def times(self, one: Value, other: Value) -> Value:
+        return self.op(133, one.type, one, other)
+
+    def less(self, one: Value, other: Value) -> Value:
+        return self.op(184, self.boolean, one, other)
+
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def buffer(self, binding: int, element: int, stride: int, *, writable: bool = False) -> Value:
@@ -222,7 +232,7 @@ class Module:
         return Value(self, variable.id, element)
 
     def parameters(self, names: Sequence[str]) -> dict[str, Value]:
-        """The push constants, loaded: unsigned words; those called alpha or beta are floats."""
+        """The push constants, loaded: unsigned words, or floats if they are called alpha, beta or scale."""
         types = [self.f32 if name in ("alpha", "beta", "scale") else self.u32 for name in names]
         block = self._new()
         self._globals.append([30, block, *types])
@@ -285,9 +295,14 @@ class Module:
         place, scope = self.shared_at(memory, index), self.constant(SCOPE_WORKGROUP)
         self.emit(62, place.id, value.id, AVAILABLE | NON_PRIVATE, scope.id)
 
-    def barrier(self) -> None:
-        scope = self.constant(SCOPE_WORKGROUP).id
-        self.emit(224, scope, scope, self.constant(BARRIER).id)
+    def barrier(self, scope: int = SCOPE_WORKGROUP) -> None:
+        """Wait for the workgroup, or for the subgroup; what they wrote to workgroup memory is seen afterwards."""
+        self.emit(224, self.constant(scope).id, self.constant(SCOPE_WORKGROUP).id, self.constant(BARRIER).id)
+
+    def from_lane(self, value: Value, other: int) -> Value:
+        """The value that the lane with number (this one's XOR `other`) has."""
+        self.require(65)
+        return self.op(346, value.type, self.constant(SCOPE_SUBGROUP), value, self.constant(other))
 
     # --- cooperative matrices -----------------------------------------------------------------------------------------
 

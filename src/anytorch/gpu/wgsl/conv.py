@@ -10,6 +10,9 @@ All are written for three spatial dimensions; one and two are the same with ones
 
 Kernel size, stride, padding and dilation are written into the shader, which makes dividing by them cheap; sizes are
 parameters.
+
+A tiled gather whose channels fill whole tiles sums tap by tap (`by_taps`): a tile of B then lies at one tap, and each thread
+works out once per tile where its column is and whether that is in the padding, instead of once per element.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 from math import prod
 
 from anytorch.gpu.wgsl.matmul import SCHEDULE_PARAMETERS, Problem, load_functions
-from anytorch.gpu.wgsl.types import KINDS, element, load, stored
+from anytorch.gpu.wgsl.types import KINDS, element, load, load_four, stored, stored_four
 
 Triple = tuple[int, int, int]
 
@@ -46,21 +49,35 @@ class Convolution:
     bias: bool = False
     a_vector: bool = False  # gather only: rows of the weight are whole vec4s
     split: bool = False
+    by_taps: bool = False  # k is tap * channels + channel, in the weight too; a tile of k has one tap
+    b_vector: bool = False  # by_taps only: columns are read in whole vec4s (places are the input's own)
+    columns: bool = False  # tiled: where a column is stored is worked out once
+    c_vector: bool = False  # columns only: and written in whole vec4s
 
 
 def convolution(spec: Convolution) -> Problem:
-    functions = {"gather": _gather, "scatter": _scatter, "weight": _weight}[spec.kind](spec)
+    functions = (
+        _by_taps(spec) if spec.by_taps else {"gather": _gather, "scatter": _scatter, "weight": _weight}[spec.kind](spec)
+    )
     storage = KINDS[spec.dtype].storage
     bias = (storage,) if spec.bias and not spec.split else ()
     return Problem(
-        (element(spec.dtype, spec.a_vector), storage, *bias, KINDS[spec.output].storage),
+        (
+            element(spec.dtype, spec.a_vector),
+            element(spec.dtype, spec.b_vector),
+            *bias,
+            element(spec.output, spec.c_vector),
+        ),
         CONVOLUTION_PARAMETERS,
-        functions + _store(spec),
+        functions + (_store_columns(spec) if spec.columns else _store(spec)),
         (spec.dtype, spec.output),
         KINDS[spec.dtype].compute,
         a_along="k",
         b_along="k" if spec.kind == "weight" else "n",
         a_vector=spec.a_vector,
+        b_vector=spec.b_vector,
+        column_b=spec.by_taps,
+        column_c=spec.columns,
     )
 
 
@@ -104,6 +121,56 @@ def _gather(spec: Convolution) -> str:
             f"  return {load(spec.dtype, 'b', 'i')};\n}}\n"
         )
     return f"{_read(spec)}{weight}{_load_b(spec, 'n', 'k')}"
+
+
+def _by_taps(spec: Convolution) -> str:
+    """A gather with k = tap * channels + channel: what depends on the column, and on the tap, is worked out beforehand."""
+    kind, (_, h, w) = KINDS[spec.dtype].compute, spec.kernel
+    weight = load_functions("a", spec.dtype, spec.a_vector, A_ARGUMENTS, "p.a_at + (batch * p.m + m) * p.k + k")
+    axes = list(zip("zyx", spec.stride, spec.dilation, spec.padding, strict=True))
+    places = {"z": "place / (p.oh * p.ow)", "y": "(place / p.ow) % p.oh", "x": "place % p.ow"}
+    taps = {"z": f"tap / {h * w}u", "y": f"(tap / {w}u) % {h}u", "x": f"tap % {w}u"}
+    lines = [
+        "var<private> b_image: u32; var<private> b_first: u32; var<private> b_base: u32; var<private> b_inside: bool;\n",
+        *[f"var<private> b_{axis}: i32;\n" for axis in "zyx"],
+        "fn start_b(batch: u32, n: u32) {\n"
+        "  let places = p.od * p.oh * p.ow; let image = n / places; let place = n % places;\n"
+        "  b_image = p.b_at + image * p.x_image + batch * p.channels * p.x_channel;\n",
+        *[f"  b_{axis} = i32({places[axis]}) * {s} - {p};\n" for axis, s, _, p in axes],
+        "}\nfn begin_b(k: u32) {\n  let tap = k / p.channels; b_first = tap * p.channels;\n",
+        *[f"  let {axis} = b_{axis} + i32({taps[axis]}) * {d};\n" for axis, _, d, _ in axes],
+        "  b_inside = z >= 0 && y >= 0 && x >= 0 && z < i32(p.xd) && y < i32(p.xh) && x < i32(p.xw);\n"
+        "  b_base = b_image + ((u32(z) * p.xh + u32(y)) * p.xw + u32(x)) * p.x_place;\n}\n",
+    ]
+    name, value = ("load_b4", f"vec4<{kind}>") if spec.b_vector else ("load_b", kind)
+    read = load_four(spec.dtype, "b", "i") if spec.b_vector else load(spec.dtype, "b", "i")
+    lines.append(
+        f"fn {name}(batch: u32, k: u32, n: u32) -> {value} {{\n  if (!b_inside) {{ return {value}(); }}\n"
+        f"  let i = b_base + (k - b_first) * p.x_channel; return {read};\n}}\n"
+    )
+    return weight + "".join(lines)
+
+
+def _store_columns(spec: Convolution) -> str:
+    """start_c gives where a column is stored, and how many from it on are in the same image; store4_at writes there."""
+    kind = KINDS[spec.dtype].compute
+    value = f"value + vec4<{kind}>({load(spec.dtype, 'd', '(p.d_at + batch * p.m + m)')})" if spec.bias else "value"
+    if spec.c_vector:
+        writes = f"c[(at.x + m * p.o_channel) / 4u] = {stored_four(spec.output, 'v')};"
+    else:
+        writes = "let first = at.x + m * p.o_channel; let places = p.od * p.oh * p.ow; " + " ".join(
+            f"if (n + {j}u < p.n) {{ c[select(first + {j}u * p.o_place, "
+            f"first + p.o_image - (places - {j}u) * p.o_place, at.y <= {j}u)] = {stored(spec.output, f'v.{axis}')}; }}"
+            for j, axis in enumerate("xyzw")
+        )
+    return (
+        "fn start_c(batch: u32, n: u32) -> vec2<u32> {\n"
+        "  let places = p.od * p.oh * p.ow; let image = n / places; let place = n % places;\n"
+        "  let at = p.c_at + image * p.o_image + batch * p.m * p.o_channel + place * p.o_place;\n"
+        "  return vec2<u32>(at, places - place);\n}\n"
+        f"fn store4_at(batch: u32, m: u32, n: u32, at: vec2<u32>, value: vec4<{kind}>) {{ "
+        f"if (n >= p.n) {{ return; }} let v = {value}; {writes} }}\n"
+    )
 
 
 def _scatter(spec: Convolution) -> str:

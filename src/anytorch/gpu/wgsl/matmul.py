@@ -80,6 +80,10 @@ class Problem:
     a_vector: bool = False  # load_a4(batch, m, k) gives four elements along a_along
     b_vector: bool = False
     numbers: tuple[str, ...] = ()  # parameters before the places
+    # tiled only: `start_b(batch, n)` is called once, `begin_b(k0)` before each tile, for the one column whose elements of B
+    # this thread loads; and `start_c(batch, n)` gives what store4_at(batch, m, n, at, value) is told of a column.
+    column_b: bool = False
+    column_c: bool = False
 
 
 def render(problem: Problem, schedule: Schedule) -> str:
@@ -138,6 +142,10 @@ def _tiled(problem: Problem, s: Schedule) -> str:
     declare_a, fetch_a, put_a = _fetch("a", "m", s.bm, width_a, problem.a_along, problem.a_vector, s, element)
     declare_b, fetch_b, put_b = _fetch("b", "n", s.bn, width_b, problem.b_along, problem.b_vector, s, element)
     lines += [declare_a, declare_b, "  var k0 = first;\n  var base_a = 0u;\n  var base_b = 0u;\n"]
+    if problem.column_b:
+        step = 4 if problem.b_vector else 1
+        lines.append(f"  start_b(batch, n0 + (t % {s.bn // step}u) * {step}u);\n")
+        fetch_b = "  begin_b(k0);\n" + fetch_b
     lines += [fetch_a, fetch_b, put_a, put_b, "  workgroupBarrier();\n"]
     lines += ["  loop {\n", "  let next = k0 + " + f"{s.bk}u;\n", "  let more = next < end;\n"]
     lines += ["  k0 = next;\n  if (more) {\n", fetch_a, fetch_b, "  }\n"]
@@ -148,11 +156,15 @@ def _tiled(problem: Problem, s: Schedule) -> str:
     else:
         lines += ["  workgroupBarrier();\n  if (more) {\n", put_a, put_b, "  }\n  workgroupBarrier();\n"]
     lines.append("  if (!more) { break; }\n  }\n")
+    quads = [f"n0 + {h * (s.bn // (s.tn // 4))}u + tx * 4u" for h in range(s.tn // 4)]
+    if problem.column_c:
+        lines += [f"  let n_{h} = {quad};\n  let at_{h} = start_c(batch, n_{h});\n" for h, quad in enumerate(quads)]
     for r in range(s.tm):
         row = f"m0 + {(r // 4) * (s.bm // (s.tm // 4))}u + ty * 4u + {r % 4}u"
         lines.append(f"  {{ let m = {row};\n  if (m < p.m) {{\n")
-        for h in range(s.tn // 4):
-            lines.append(f"    store4(batch, part, m, n0 + {h * (s.bn // (s.tn // 4))}u + tx * 4u, c{r}_{h});\n")
+        for h, quad in enumerate(quads):
+            store = f"store4_at(batch, m, n_{h}, at_{h}, c{r}_{h})"
+            lines.append(f"    {store if problem.column_c else f'store4(batch, part, m, {quad}, c{r}_{h})'};\n")
         lines.append("  } }\n")
     return "".join(lines) + "}\n"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from anytorch.gpu.wgsl.reduce import MERGE_MOMENTS, MOMENTS, Reducer, add_moments, sums, thread_main
 from anytorch.gpu.wgsl.rows import Twice
 from anytorch.gpu.wgsl.softmax import RowRule
-from anytorch.gpu.wgsl.types import KINDS, head, lane_bits, load, numbered, stored
+from anytorch.gpu.wgsl.types import KINDS, element, head, lane_bits, load, load_four, numbered, stored, stored_four
 
 _ROW_MOMENTS = Reducer(MOMENTS, add_moments("x0"), MERGE_MOMENTS, ("s.mean", "inverseSqrt(s.m2 / n + p.s0)"))
 # Welford's update divides for every element; with the elements at hand the mean comes first.
@@ -79,14 +79,40 @@ class Channelwise:
     inputs: tuple[str, ...]
     channels: int
     dtype: str
+    fours: bool = False  # four neighbours, which are in one channel and start on a multiple of four, are one vec4
 
 
 CHANNEL_THREADS = 256
 
 
+def _channelwise_fours(kernel: Channelwise) -> str:
+    """A thread computes four elements of one channel, with one load of each input."""
+    inputs, channels = len(kernel.inputs), kernel.channels
+    names = ["count", "inner", "channels", *[f"o{j}" for j in range(inputs)], *[f"q{j}" for j in range(channels)]]
+    bound = [element(name, True) for name in kernel.inputs]
+    lines = [
+        head(
+            *(
+                names,
+                {**numbered("b", bound), **numbered("h", ["f32"] * channels)},
+                {"out": element(kernel.dtype, True)},
+            ),
+            (*kernel.inputs, kernel.dtype),
+        ),
+        thread_main(CHANNEL_THREADS),
+        "  let i = thread * 4u; if (i >= p.count) { return; }\n  let channel = (i / p.inner) % p.channels;\n",
+        *[f"  let x{j} = {load_four(name, f'b{j}', f'p.o{j} + i')};\n" for j, name in enumerate(kernel.inputs)],
+        *[f"  let c{j} = h{j}[p.q{j} + channel];\n" for j in range(channels)],
+        f"  let value = {kernel.expression};\n  out[thread] = {stored_four(kernel.dtype, 'value')};\n}}\n",
+    ]
+    return "".join(lines)
+
+
 def render_channelwise(kernel: Channelwise) -> str:
     """A thread computes one element, or the elements of one word. Memory order: channels `inner` elements apart."""
     inputs, channels = len(kernel.inputs), kernel.channels
+    if kernel.fours:
+        return _channelwise_fours(kernel)
     names = ["count", "inner", "channels", *[f"o{j}" for j in range(inputs)], *[f"q{j}" for j in range(channels)]]
     loads = " ".join(f"let x{j} = {load(name, f'b{j}', f'(p.o{j} + i)')};" for j, name in enumerate(kernel.inputs))
     values = " ".join(f"let c{j} = h{j}[p.q{j} + channel];" for j in range(channels))

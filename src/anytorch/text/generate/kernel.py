@@ -24,7 +24,9 @@ from anytorch.text.decoders.rows import Rows
 from anytorch.text.decoders.steps import RecordedSteps
 from anytorch.text.generate.requests import Computed, TextRequest
 from anytorch.text.packed.encoder import available_cores
+from anytorch.text.persistent import cuda
 from anytorch.text.persistent.ahead import AheadSteps
+from anytorch.text.persistent.cuda_weights import PackedDecoder
 from anytorch.text.persistent.fused import FusedSteps
 from anytorch.text.persistent.host import HostKernel
 from anytorch.text.persistent.launched import LaunchedSteps, rows_for
@@ -48,12 +50,14 @@ class Opened:
     says: str
 
 
-def open_kernel(folder: Path, device: torch.device, dtype: str) -> Opened:
+def open_kernel(folder: Path, device: torch.device, dtype: str, weights: str | None = None) -> Opened:
     """The decoder in a folder and the way its tokens are computed on the device: on the CPU our C++ where there is a
-    compiler, else recorded steps. Raises ModelError for a model that our decoders do not know, or a device they do not run
-    on."""
+    compiler, else recorded steps. `weights`: packed ones ("int8", "int4") for texts that are alone, on a GPU that launches.
+    Raises ModelError for a model that our decoders do not know, or a device they do not run on."""
     decoder = load_decoder(folder, device, dtype)
     why = ""
+    if weights is not None:
+        return _open_packed_launch(decoder, weights)
     if device.type == "cpu":
         threads = max(1, min(available_cores(), torch.get_num_threads()))  # as many as whoever set torch's allows
         try:
@@ -86,10 +90,35 @@ def open_kernel(folder: Path, device: torch.device, dtype: str) -> Opened:
     )
 
 
-def _tried_out(decoder: Decoder) -> tuple[RecordedSteps, str]:
+def _open_packed_launch(decoder: Decoder, weights: str) -> Opened:
+    """Packed weights for a launch, and what they stand for in the decoder's dtype for all else. Raises ModelError."""
+    weight = decoder.lm_head.weight
+    if why := cuda.refusal(decoder.spec, weight.dtype, weight.device):
+        raise ModelError(f"no kernel reads weights in {weights} on {weight.device}: {why}")
+    packed = PackedDecoder(decoder, weights)
+    packed.lend(decoder)
+    try:
+        steps, why = _tried_out(decoder, packed)
+    except Exception as exc:
+        raise ModelError(f"our decoder does not run on {weight.device}: {first_line(exc)}") from exc
+    if not isinstance(steps, LaunchedSteps):
+        raise ModelError(f"no kernel reads weights in {weights} on {weight.device}: {why}")
+    says = (
+        f"one launch with weights in {weights} computes all tokens of a request that is alone and takes the most likely "
+        "ones; for several, and for prompts, recorded steps of our own kernels read the same rounded numbers in 16 bits"
+    )
+    return Opened(
+        decoder,
+        lambda rows, positions: LaunchedSteps(decoder, rows, positions, packed),
+        LaunchedSteps.__name__,
+        says,
+    )
+
+
+def _tried_out(decoder: Decoder, packed: PackedDecoder | None = None) -> tuple[RecordedSteps, str]:
     """Steps that have computed a prompt and two tokens: the second one of a shape is recorded where the device can. And
     why they are not the fastest ones, if they are not."""
-    steps, why = rows_for(decoder, 1, 4)
+    steps, why = rows_for(decoder, 1, 4, packed)
     steps.read(0, [0])
     for _ in range(2):
         steps.follow(0, 0)

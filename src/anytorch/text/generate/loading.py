@@ -27,6 +27,7 @@ from anytorch.text.checkpoints.checkpoint import Checkpoint
 from anytorch.text.checkpoints.locate import HUB_NAME, first_line, hub_model, local_model
 from anytorch.text.decoders.spec import FAMILIES
 from anytorch.text.generate.kernel import CHOICES, Opened, open_kernel
+from anytorch.text.persistent.panels import FORMATS as PACKED
 
 log = logs.logger(__name__)
 
@@ -125,7 +126,8 @@ def load(
         share = 1.0 if quantization is None else (parse_format(quantization).bits + 1.0) / (8 * ITEM_NBYTES[chosen])
         packed = round(need * (1 - (1 - share) * packable / max(nbytes, 1)))
         if packed + kept <= room:
-            opened, why_none = opened_kernel(transformers, folder, device, chosen, config, quantization, kernel)
+            both = quantization is None or packed + need + kept <= room  # floats stay beside packed weights
+            opened, why_none = opened_kernel(transformers, folder, device, chosen, config, quantization, kernel, both)
             if opened is not None:
                 opened.tokenizer = tokenizer
                 free = memory(device).free
@@ -174,17 +176,21 @@ def opened_kernel(
     config: dict[str, Any],
     quantization: str | None,
     kernel: str,
+    both: bool,
 ) -> tuple[Loaded | None, str]:
-    """The model as one of our decoders with its kernel, still without a tokenizer; None and the reason where it is none."""
+    """The model as one of our decoders with its kernel, still without a tokenizer; None and the reason where it is none.
+    `both`: is there room for packed weights beside the floats?"""
     family = str(config.get("model_type"))[:40]
     if kernel == "off":
         return None, "kernel='off'"
-    if quantization is not None:
+    if quantization is not None and (quantization not in PACKED or device.type == "cpu"):
         return None, f"the kernels read no weights in {quantization} yet"
+    if not both:
+        return None, f"there is no room for weights in {quantization} beside those in {dtype}, which kernels read, too"
     if family not in FAMILIES:
         return None, f"our decoders do not know the family {family}"
     try:
-        opened = open_kernel(folder, device, dtype)
+        opened = open_kernel(folder, device, dtype, quantization)
         settings = read_settings(transformers, folder)
     except ModelError as exc:
         log.info("%s is computed by transformers: %s", folder.name, exc.message)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import Runtime, open_runtime
 from anytorch.gpu.wgsl.attention import render
 from anytorch.gpu.wgsl.attention_kernel import Attention
+from anytorch.webgpu import matrix_attention
 from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of
 from anytorch.webgpu.folds import has_subgroups
 from anytorch.webgpu.launch import Result, check_devices, result_of, unwatched
+from anytorch.webgpu.matrix_products import in_use
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.per_element import per_element
 from anytorch.webgpu.products import product
@@ -79,9 +82,11 @@ def broadcasts(mask: torch.Tensor, size: tuple[int, ...]) -> bool:
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
-    """Rows must be whole aligned vec4s."""
-    aligned = (tensor.data_ptr() & OFFSET_MASK) // tensor.dtype.itemsize % 4 == 0
-    if tensor.stride(3) == 1 and aligned and all(step % 4 == 0 for step in tensor.stride()[:3]):
+    """Rows must be whole aligned vec4s; for matrix cores, whole units of 16 bytes."""
+    eights = tensor.dtype.itemsize == 2 and tensor.shape[3] % 8 == 0 and in_use(open_runtime(), tensor.dtype)
+    unit = 8 if eights else 4
+    aligned = (tensor.data_ptr() & OFFSET_MASK) // tensor.dtype.itemsize % unit == 0
+    if tensor.stride(3) == 1 and aligned and all(step % unit == 0 for step in tensor.stride()[:3]):
         return tensor
     dense = contiguous(tensor)
     return dense if (dense.data_ptr() & 15) == 0 else dense.clone()
@@ -143,7 +148,7 @@ class Attend:
         shared = heads // k.shape[1]
         blocks, total = queries, batch * heads * queries
         lines, parts = total, 1
-        if kernel.form == "tile":
+        if kernel.form in ("tile", matrix_attention.FORM):
             blocks = -(-queries // kernel.queries)
             total = batch * heads * blocks
         elif kernel.form == "split":
@@ -167,7 +172,16 @@ class Attend:
             self.parts = result_of((lines * parts * (dimension + 4),), torch.float32)
             self.join = Plan(join, render, (x, -(-lines // x)), [4, *written], join.writable, tail=tail)
             written = [4]
-        self.plan = Plan(kernel, render, (x, y), [*read_places, *written], kernel.writable, tail=tail)
+        runtime = open_runtime()
+        cores = kernel.form == matrix_attention.FORM
+        self.plan = Plan(
+            kernel,
+            partial(matrix_attention.rendered, runtime) if cores else render,
+            (x, y),
+            [*read_places, *written],
+            kernel.writable,
+            tail=tail,
+        )
 
     def __call__(self, read: Sequence[int], *written: int) -> None:
         """Launch, given the addresses of q, k, v and the mask, and of the result and the sums, where there are such."""
@@ -202,7 +216,16 @@ def forward(
     key = ("attention", causal, scale, wants_sums, *[(t.dtype, t.size(), t.stride()) for t in bound])
     attend = plans[key]
     if attend is None:
-        kernel = _kernel(open_runtime(), q, k, mask, causal)
+        runtime = open_runtime()
+
+        def run(kernel: Attention) -> torch.Tensor:
+            own = _like_query(q)
+            Attend(kernel, [*read, own], scale)([tensor.data_ptr() for tensor in read], own.data_ptr())
+            return own
+
+        kernel = _kernel(runtime, q, k, mask, causal)
+        if kernel.form in ("tile", "row"):
+            kernel = matrix_attention.choose(runtime, kernel, (batch * heads, queries, k.shape[2]), run)
         attend = plans[key] = Attend(kernel, bound, scale)
     attend([tensor.data_ptr() for tensor in read], *[tensor.data_ptr() for tensor in written])
     return out, sums, attend

@@ -68,27 +68,50 @@ def _compute(
     m, n, k = sizes
     aligned = (a.data_ptr() & OFFSET_MASK) // a.dtype.itemsize % 4 == 0
     layouts = (x.size(), x.stride(), other.size(), other.stride())
-    key = ("convolution", kind, x.dtype, result.dtype, sizes, groups, geometry, layouts, bias is None, aligned)
+    alignment = (aligned, x.data_ptr() & 15)
+    key = ("convolution", kind, x.dtype, result.dtype, sizes, groups, geometry, layouts, bias is None, alignment)
 
-    def launched(choice: Tiling, target: torch.Tensor) -> None:
-        split = choice.splits > 1
-        bound = [a, x, *([bias] if bias is not None and not split else []), target]
-        plan = plans[key, choice]
+    channels = x.shape[1] // groups
+
+    def planned(choice: Tiling, output: torch.dtype) -> Plan:
+        plan: Plan | None = plans[key, choice, output]
         if plan is None:
-            vectors = kind == "gather" and k % 4 == 0 and aligned and choice.schedule.form == "tiled"
-            dtypes = name_of(x.dtype), name_of(target.dtype)
-            spec = wgsl.Convolution(kind, *dtypes, *geometry, bias is not None, vectors, split)
-            numbers, launched = schedule_grid(choice.schedule, groups, m, n, k, choice.splits)
-            channels = x.shape[1] // groups
-            plan = plans[key, choice] = Plan(
-                (spec, choice.schedule),
+            split, schedule = choice.splits > 1, choice.schedule
+            tiled = kind == "gather" and schedule.form == "tiled"
+            dtypes = name_of(x.dtype), name_of(output)
+            fours = tiled and n // x.shape[0] % 4 == 0  # columns, in whole vec4s of one image
+            taps_first = tiled and channels % schedule.bk == 0
+            own_places = geometry[0] == geometry[1] == (1, 1, 1) and geometry[2] == (0, 0, 0)
+            spec = wgsl.Convolution(
+                *(kind, *dtypes, *geometry, bias is not None),
+                a_vector=tiled and k % 4 == 0 and aligned,
+                split=split,
+                by_taps=taps_first,
+                b_vector=taps_first and own_places and fours and _in_fours(x),
+                columns=tiled and not split,
+                c_vector=fours and not split and _in_fours(result),
+            )
+            numbers, launched = schedule_grid(schedule, groups, m, n, k, choice.splits)
+            bound = [a, x, *([bias] if bias is not None and not split else [])]
+            plan = plans[key, choice, output] = Plan(
+                (spec, schedule),
                 lambda kernel: render(wgsl.convolution(kernel[0]), kernel[1]),
                 launched,
-                [tensor.dtype.itemsize for tensor in bound],
-                1 << (len(bound) - 1),
+                [*[tensor.dtype.itemsize for tensor in bound], output.itemsize],
+                1 << len(bound),
                 tail=(*numbers, channels, *_spatial(x), *_spatial(other), *_strides(x), *_strides(other)),
             )
-        plan([tensor.data_ptr() for tensor in bound])
+        return plan
+
+    def launched(choice: Tiling, target: torch.Tensor) -> None:
+        weight = a
+        if kind == "gather" and choice.schedule.form == "tiled" and channels % choice.schedule.bk == 0:
+            weight = contiguous(a.flatten(2).transpose(1, 2))  # [rows, taps, channels]
+        bound = [weight, x, *([bias] if bias is not None and choice.splits == 1 else []), target]
+        planned(choice, target.dtype)([tensor.data_ptr() for tensor in bound])
+
+    def prepare(choice: Tiling) -> None:
+        planned(choice, result.dtype if choice.splits == 1 else torch.float32)
 
     def computed(choice: Tiling) -> torch.Tensor:
         if choice.splits == 1:
@@ -111,9 +134,16 @@ def _compute(
         if x.dtype in FLOATS:
             along = "k" if kind == "weight" else "n"
             shape = Shape(groups, m, n, k, along, gathered=True)
-            choice = choose(open_runtime(), shape, name_of(x.dtype), computed)
+            choice = choose(open_runtime(), shape, name_of(x.dtype), computed, prepare=prepare)
         plans[key] = choice
     computed(choice)
+
+
+def _in_fours(tensor: torch.Tensor) -> bool:
+    """Do its places lie side by side, each image and channel at a multiple of four elements?"""
+    image, channel, place = _strides(tensor)
+    first = (tensor.data_ptr() & OFFSET_MASK) // tensor.dtype.itemsize
+    return place == 1 and not (image % 4 or channel % 4 or first % 4)
 
 
 def _flat_places(result: torch.Tensor, places: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._decomp import decomposition_table
 
-from anytorch.gpu.buffers import TAG
+from anytorch.gpu.buffers import OFFSET_MASK, TAG
 from anytorch.gpu.native import BindingTooLarge
 from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl import norm as wgsl
@@ -325,9 +325,13 @@ def channelwise(
         inner = math.prod(first.shape[2:])
     if out.numel() == 0:
         return out
-    kernel = wgsl.Channelwise(expression, tuple(name_of(t.dtype) for t in dense), len(values), name_of(dtype))
+    fours = inner % 4 == 0 and all(
+        t.dtype.itemsize <= 4 and (t.data_ptr() & OFFSET_MASK) // t.dtype.itemsize % 4 == 0 for t in (*dense, out)
+    )
+    names = tuple(name_of(t.dtype) for t in dense)
+    kernel = wgsl.Channelwise(expression, names, len(values), name_of(dtype), fours)
     read = [*dense, *[narrowed(contiguous(t), torch.float32) for t in values]]
-    lanes = max(1, 4 // dtype.itemsize) if name_of(dtype) == "bfloat16" else 1
+    lanes = 4 if fours else max(1, 4 // dtype.itemsize) if name_of(dtype) == "bfloat16" else 1
     groups = -(-out.numel() // (wgsl.CHANNEL_THREADS * lanes))
     head = (out.numel(), inner, first.size(1))
     launch(kernel, wgsl.render_channelwise, [*read, out], groups, placed=len(read), head=head)

@@ -13,7 +13,7 @@
 //  - The best words have four places by turns. A block sets back the place of two tokens ago: whoever has published the last token
 //    has read that one.
 //
-// Sizes are constants, as the kernel is compiled for one model: WIDTH INNER HEADS KV_HEADS HEAD VOCABULARY LAYERS, WARPS, DEPTH (slots
+// Sizes are constants, as the kernel is compiled for one model: WIDTH INNER HEADS KV_HEADS HEAD VOCABULARY LAYERS, BLOCKS, MOST_SPLITS, WARPS, DEPTH (slots
 // of a warp), QK_NORM, HALF (float16 in place of bfloat16), BITS (of a weight: 16, or 8 or 4 with a float16 scale for every 32).
 //
 // Packed weights (BITS below 16) are whole numbers, and so are what they are multiplied with: a phase rounds its input to 8 bits,
@@ -24,9 +24,13 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr int THREADS = 32 * WARPS, CHUNK = 4096;
+constexpr int IN_FLIGHT = WARPS > 8 ? 2 : 4;  // loads of a warp: more warps have fewer registers, and hide one another
 constexpr int Q = HEADS * HEAD, KV = KV_HEADS * HEAD, GROUP = HEADS / KV_HEADS, QKV = Q + 2 * KV;
 constexpr u32 NONE = 0xfff0deadu;  // a NaN that arithmetic never makes: its own is 0x7fffffff
 constexpr u32 PATIENCE = 1u << 22;  // polls until something must have gone wrong
+#ifndef NAP
+#define NAP 0
+#endif
 #ifndef SPLIT
 #define SPLIT 128  // positions that are worth a block of their own
 #endif
@@ -57,19 +61,19 @@ struct Run {
     const u16* words;
     const float *norm, *cos, *sin;
     float* flow;  // [2, LAYERS, FLOW], NONE everywhere
-    u64* best;  // [4, blocks], 0 everywhere
+    u64* best;  // [4, BLOCKS], 0 everywhere
     float* logits;  // of the last token, or null
     const int* ends;
     volatile int *made, *done;  // the host sees these
     const volatile int* stopping;
     long long positions;
-    int steps, token, place, end_count, most_splits;
+    int steps, token, place, end_count;
     float eps, head_scale;
-    long long* trace;  // [blocks, LAYERS + 1, MARKS] nanoseconds of the last token, if TRACE
+    long long* trace;  // [BLOCKS, LAYERS + 1, MARKS] nanoseconds of the last token, if TRACE
     Layer layers[LAYERS];  // here, in constant memory: a pointer that has left the caches takes a microsecond
 };
 
-// What a layer hands on, as offsets in floats. Parts of attention are [KV_HEADS, most_splits, GROUP, PART]; at most 64 splits.
+// What a layer hands on, as offsets in floats. Parts of attention are [KV_HEADS, MOST_SPLITS, GROUP, PART].
 constexpr int AT_QKV = 0, AT_MIXED = QKV, AT_MIDDLE = AT_MIXED + Q, AT_INNER = AT_MIDDLE + WIDTH, AT_END = AT_INNER + INNER, AT_PARTS = AT_END + WIDTH;
 
 // ---- numbers ------------------------------------------------------------------------------------------------------------
@@ -108,6 +112,11 @@ __device__ __forceinline__ float larger_or_none(float a, float b) {  // what is 
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
     return c;
 }
+__device__ __forceinline__ float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 __device__ __forceinline__ float over_warp(float sum) {
 #pragma unroll
     for (int o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
@@ -132,6 +141,11 @@ __device__ __forceinline__ u32 look(const float* at) {
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
     return v;
 }
+// Between two looks: a limit, and with NAP (nanoseconds) a pause, which leaves the second-level cache to those who compute.
+__device__ __forceinline__ void look_again(u32 tries) {
+    if (tries > PATIENCE) __trap();
+    if (NAP) __nanosleep(NAP);
+}
 __device__ __forceinline__ bool is_there(uint4 v) { return v.x != NONE && v.y != NONE && v.z != NONE && v.w != NONE; }
 
 // COUNT words from addresses that lie `stride` floats apart, as soon as all are there.
@@ -144,7 +158,7 @@ template <int COUNT> __device__ __forceinline__ void await(const float* at, int 
 #pragma unroll
         for (int i = 0; i < COUNT; i++) all &= v[i] != NONE;
         if (all) break;
-        if (tries > PATIENCE) __trap();
+        look_again(tries);
     }
 #pragma unroll
     for (int i = 0; i < COUNT; i++) found[i] = __uint_as_float(v[i]);
@@ -188,7 +202,8 @@ __host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int QKV_UNIT = Rows<WIDTH>::AT_ONCE, PAIR_UNIT = larger(2, Rows<WIDTH>::AT_ONCE);
 constexpr int BACK_UNIT = larger(Rows<Q>::AT_ONCE, Rows<INNER>::AT_ONCE);
 
-__device__ __forceinline__ int first_of(int units, int block) { return (int)((long long)units * block / gridDim.x); }
+// By a constant, and in 32 bits: a division by a number that is known only now takes longer than a row.
+__device__ __forceinline__ int first_of(u32 units, u32 block) { return (int)(units * block / BLOCKS); }
 __host__ __device__ constexpr int units_of(int rows, int unit) { return (rows + unit - 1) / unit; }
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -257,6 +272,15 @@ struct Walk {
     }
 };
 
+// A lane's own of sums that all lanes have: the first lane's first, the next one's STEP behind it. By choosing, not by an index:
+// that would put them into memory.
+template <int STEP, int FIRST = 0, int COUNT> __device__ __forceinline__ float of_lane(const float (&found)[COUNT], int lane) {
+    float own = found[FIRST];
+#pragma unroll
+    for (int i = FIRST + STEP; i < COUNT; i += STEP) own = lane == i / STEP ? found[i] : own;
+    return own;
+}
+
 struct Stream {
     Walk walk;
     const unsigned char* slots;  // this warp's
@@ -287,7 +311,7 @@ struct Stream {
 template <int K> __device__ __forceinline__ void multiply(const unsigned char* slot, const unsigned char* xs, int part, int lane, float* sums) {
     constexpr int R = Rows<K>::AT_ONCE, N = (R > 1 ? Rows<K>::BYTES : Rows<K>::PIECE) / 16;
     const uint4 *weights = (const uint4*)slot, *x = (const uint4*)xs + part * N;
-#pragma unroll 4
+#pragma unroll IN_FLIGHT
     for (int i = lane; i < N; i += 32) {
         const uint4 own = x[i];
 #pragma unroll
@@ -370,29 +394,31 @@ template <int K> __device__ __forceinline__ u32 all_of() {
 template <int K> __device__ __forceinline__ void first_of_them(const float* x) {
     constexpr int LAST = (K / 4 + THREADS - 1) / THREADS - 1;
     if (LAST < 4 || (LAST * THREADS + (int)threadIdx.x) * 4 >= K) return;
-    for (u32 tries = 0; !is_there(look4(x + (LAST * THREADS + threadIdx.x) * 4)); tries++) if (tries > PATIENCE) __trap();
+    for (u32 tries = 0; !is_there(look4(x + (LAST * THREADS + threadIdx.x) * 4)); tries++) look_again(tries);
 }
 
-// Four numbers of a vector for the products of all warps, from `at` on: every thread of a warp comes here, also those beyond the end.
-template <int K> __device__ __forceinline__ void put(unsigned char* xs, int at, float a, float b, float c, float d) {
+// This thread's four numbers of a vector's turn, for the products of all warps: from (turn * THREADS + thread) * 4 on. Every thread of
+// a warp comes here, also those beyond the end. Places are a thread's own plus a constant: others would each take a register.
+template <int K> __device__ __forceinline__ void put(unsigned char* xs, int turn, float a, float b, float c, float d) {
+    const int at = (turn * THREADS + (int)threadIdx.x) * 4;
 #if BITS == 16
-    if (at < K) *(uint2*)(xs + at * 2) = make_uint2(packed(a, b), packed(c, d));
+    if (K % (4 * THREADS) == 0 || at < K) *(uint2*)(xs + at * 2) = make_uint2(packed(a, b), packed(c, d));
 #else
-    if (at >= K) a = b = c = d = 0;
+    if (K % (4 * THREADS) != 0 && at >= K) a = b = c = d = 0;
     float most = larger_or_none(larger_or_none(fabsf(a), fabsf(b)), larger_or_none(fabsf(c), fabsf(d)));  // of 32: eight threads
 #pragma unroll
     for (int o = 4; o; o >>= 1) most = larger_or_none(most, __shfl_xor_sync(~0u, most, o));
-    const float by = most > 0 ? __fdiv_rn(127.0f, most) : 0;
+    const float by = most > 0 ? __fdividef(127.0f, most) : 0;
     const u32 four = (u32)(__float2int_rn(a * by) & 255) | (u32)(__float2int_rn(b * by) & 255) << 8 | (u32)(__float2int_rn(c * by) & 255) << 16 | (u32)__float2int_rn(d * by) << 24;
     int sum = dot4(four, 0x01010101u, 0);
 #pragma unroll
     for (int o = 4; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
-    constexpr int ALL = Rows<K>::PADDED / GROUP_SIZE;
-    const int group = at / GROUP_SIZE, word = at % GROUP_SIZE / 4;
-    if (at >= Rows<K>::PADDED) return;
-    *(u32*)(xs + (word / 4 * ALL + group) * 16 + word % 4 * 4) = four;
-    const float scale = most / 127.0f;  // not a number if one of the 32 is none
-    if (!word) *(float2*)(xs + ALL * GROUP_SIZE + group * 8) = make_float2(scale, BITS == 4 ? 8 * scale * sum : 0);
+    constexpr int ALL = Rows<K>::PADDED / GROUP_SIZE, STEP = THREADS / 8;  // groups of all turns, and of one
+    const int word = threadIdx.x % 8, group = threadIdx.x / 8;
+    if (K % (4 * THREADS) != 0 && at >= Rows<K>::PADDED) return;
+    *(u32*)(xs + (word / 4 * ALL + group) * 16 + word % 4 * 4 + turn * STEP * 16) = four;
+    const float scale = most * (1.0f / 127.0f);  // not a number if one of the 32 is none
+    if (!word) *(float2*)(xs + ALL * GROUP_SIZE + group * 8 + turn * STEP * 8) = make_float2(scale, BITS == 4 ? 8 * scale * sum : 0);
 #endif
 }
 
@@ -419,7 +445,7 @@ template <int K> struct Vector {
                     missing &= ~(1u << i);
                     v[i][0] = __uint_as_float(seen[i].x), v[i][1] = __uint_as_float(seen[i].y), v[i][2] = __uint_as_float(seen[i].z), v[i][3] = __uint_as_float(seen[i].w);
                 }
-            if (tries > PATIENCE) __trap();
+            if (missing) look_again(tries);
         }
     }
     __device__ __forceinline__ void read(const u16* x) {
@@ -451,7 +477,7 @@ template <int K> struct Vector {
     }
     __device__ __forceinline__ void share(unsigned char* xs) const {
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) put<K>(xs, (i * THREADS + threadIdx.x) * 4, v[i][0], v[i][1], v[i][2], v[i][3]);
+        for (int i = 0; i < COUNT; i++) put<K>(xs, i, v[i][0], v[i][1], v[i][2], v[i][3]);
         __syncthreads();
     }
 };
@@ -473,14 +499,14 @@ template <int K> __device__ __forceinline__ void take(const float* x, unsigned c
                 if ((missing >> (from + i) & 1) && is_there(seen[i])) {
                     missing &= ~(1u << (from + i));
 #if BITS == 16  // at once; packed ones are rounded together with other threads'
-                    put<K>(xs, ((from + i) * THREADS + threadIdx.x) * 4, __uint_as_float(seen[i].x), __uint_as_float(seen[i].y), __uint_as_float(seen[i].z), __uint_as_float(seen[i].w));
+                    put<K>(xs, from + i, __uint_as_float(seen[i].x), __uint_as_float(seen[i].y), __uint_as_float(seen[i].z), __uint_as_float(seen[i].w));
 #endif
                 }
-            if (tries > PATIENCE) __trap();
+            if (missing >> from & 15) look_again(tries);
         }
 #if BITS < 16
 #pragma unroll
-        for (int i = 0; i < 4 && from + i < COUNT; i++) put<K>(xs, ((from + i) * THREADS + threadIdx.x) * 4, __uint_as_float(seen[i].x), __uint_as_float(seen[i].y), __uint_as_float(seen[i].z), __uint_as_float(seen[i].w));
+        for (int i = 0; i < 4 && from + i < COUNT; i++) put<K>(xs, from + i, __uint_as_float(seen[i].x), __uint_as_float(seen[i].y), __uint_as_float(seen[i].z), __uint_as_float(seen[i].w));
 #endif
     }
     __syncthreads();
@@ -495,8 +521,8 @@ __device__ __forceinline__ uint4 cached(const u16* at) {
 }
 
 // One block: the heads that share keys, to the positions of one of `splits`. `scratch`: queries, key and value, then a part for each warp.
-__device__ __noinline__ void attend(const Run& run, const Layer& layer, float* flow, float* before, int place, int begin, int splits, int kv, int split, float* scratch, int warp, int lane) {
-    constexpr int LANES = HEAD / 8, TEAMS = WARPS * 32 / LANES, EACH = HEAD / 32, BATCH = WARPS > 8 ? 2 : 4;
+__device__ __forceinline__ void attend(const Run& run, const Layer& layer, float* flow, float* before, int place, int begin, int splits, int kv, int split, float* scratch, int warp, int lane) {
+    constexpr int LANES = HEAD / 8, TEAMS = WARPS * 32 / LANES, EACH = HEAD / 32, BATCH = IN_FLIGHT;
     const int total = place + 1 - begin;
     const int length = (total + splits - 1) / splits, from = begin + split * length, to = min(place + 1, from + length);
     const bool newest = to == place + 1;
@@ -567,13 +593,13 @@ __device__ __noinline__ void attend(const Run& run, const Layer& layer, float* f
         }
     };
     auto raise = [&](int g, float score) {  // from a maximum of LEAST, too, where nothing counts yet
-        const float higher = fmaxf(most[g], score), by = higher == LEAST ? 1 : exp2f(most[g] - higher);
+        const float higher = fmaxf(most[g], score), by = higher == LEAST ? 1 : power_of_2(most[g] - higher);
         most[g] = higher, sum[g] *= by;
 #pragma unroll
         for (int i = 0; i < 8; i++) mixed[g][i] *= by;
     };
     auto weigh = [&](int g, float score, const float (&value)[8]) {
-        const float by = score == LEAST ? 0 : exp2f(score - most[g]);
+        const float by = score == LEAST ? 0 : power_of_2(score - most[g]);
         sum[g] += by;
 #pragma unroll
         for (int i = 0; i < 8; i++) mixed[g][i] = fmaf(by, value[i], mixed[g][i]);
@@ -630,7 +656,7 @@ __device__ __noinline__ void attend(const Run& run, const Layer& layer, float* f
 #pragma unroll
         for (int o = LANES; o < 32; o <<= 1) {
             const float other = __shfl_xor_sync(~0u, most[g], o), theirs = __shfl_xor_sync(~0u, sum[g], o), higher = fmaxf(most[g], other);
-            const float by = most[g] == LEAST ? 0 : exp2f(most[g] - higher), their_by = other == LEAST ? 0 : exp2f(other - higher);
+            const float by = most[g] == LEAST ? 0 : power_of_2(most[g] - higher), their_by = other == LEAST ? 0 : power_of_2(other - higher);
             most[g] = higher, sum[g] = sum[g] * by + theirs * their_by;
 #pragma unroll
             for (int i = 0; i < 8; i++) mixed[g][i] = mixed[g][i] * by + __shfl_xor_sync(~0u, mixed[g][i], o) * their_by;
@@ -643,7 +669,7 @@ __device__ __noinline__ void attend(const Run& run, const Layer& layer, float* f
         }
     }
     __syncthreads();
-    const size_t task = (size_t)AT_PARTS + (size_t)(kv * run.most_splits + split) * GROUP * PART;
+    const size_t task = (size_t)AT_PARTS + (size_t)(kv * MOST_SPLITS + split) * GROUP * PART;
     for (int i = threadIdx.x; i < GROUP * HEAD; i += THREADS) {
         const int g = i / HEAD, d = i % HEAD;
         float highest = LEAST, total_sum = 0, value = 0;
@@ -652,7 +678,7 @@ __device__ __noinline__ void attend(const Run& run, const Layer& layer, float* f
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
             const float* part = parts + (w * GROUP + g) * PART;
-            const float by = exp2f(part[HEAD] - highest);
+            const float by = power_of_2(part[HEAD] - highest);
             total_sum += part[HEAD + 1] * by, value += part[d] * by;
         }
         if (split) {
@@ -680,7 +706,7 @@ __device__ __noinline__ void attend(const Run& run, const Layer& layer, float* f
                     if (__float_as_uint(found[b][0]) == NONE) await<1>(part + d, 0, &found[b][0]);
                     if (__float_as_uint(found[b][1]) == NONE) await<1>(part + HEAD, 0, &found[b][1]);
                     if (__float_as_uint(found[b][2]) == NONE) await<1>(part + HEAD + 1, 0, &found[b][2]);
-                    const float higher = fmaxf(highest, found[b][1]), by = exp2f(highest - higher), their_by = exp2f(found[b][1] - higher);
+                    const float higher = fmaxf(highest, found[b][1]), by = power_of_2(highest - higher), their_by = power_of_2(found[b][1] - higher);
                     highest = higher, total_sum = total_sum * by + found[b][2] * their_by, value = value * by + found[b][0] * their_by;
                 }
         }
@@ -719,7 +745,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
     for (int d = 0; d < DEPTH && stream.walk.step < run.steps; d++, stream.ahead++) stream.walk.fetch(run, warp, lane, stream.slot_address + d * CHUNK, stream.bars + 8 * d);
 
     const int first_row = first_of(units_of(WIDTH, BACK_UNIT), blockIdx.x) * BACK_UNIT, last_row = min(WIDTH, first_of(units_of(WIDTH, BACK_UNIT), blockIdx.x + 1) * BACK_UNIT);
-    const size_t layer_flow = (AT_PARTS + (size_t)KV_HEADS * run.most_splits * GROUP * PART + 3) / 4 * 4;  // four are looked at together
+    const size_t layer_flow = (AT_PARTS + (size_t)KV_HEADS * MOST_SPLITS * GROUP * PART + 3) / 4 * 4;  // four are looked at together
     int token = run.token, place = run.place;
     auto mark = [&](int step, int number, int what) {
 #if TRACE
@@ -742,28 +768,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
             mark(step, number, 0);
             if (number == LAYERS) break;
             product<WIDTH, QKV_UNIT>(run, stream, xs, QKV, layer.qkv_scale, warp, lane, [&](int row, const float (&found)[QKV_UNIT], int there) {
-#pragma unroll
-                for (int i = 0; i < QKV_UNIT; i++)
-                    if (lane == i && i < there) publish(flow + AT_QKV + row + i, found[i] + (layer.qkv_bias ? layer.qkv_bias[row + i] : 0)), set_back(before + AT_QKV + row + i);
+                const float own = of_lane<1>(found, lane);
+                if (lane < there) publish(flow + AT_QKV + row + lane, own + (layer.qkv_bias ? layer.qkv_bias[row + lane] : 0)), set_back(before + AT_QKV + row + lane);
             });
             __syncthreads();  // attention overwrites the vector
             mark(step, number, 1);
             {
                 const int begin = layer.window > 0 && layer.window <= place ? place + 1 - (int)layer.window : 0;
-                const int splits = min(run.most_splits, (place - begin) / SPLIT + 1), kv = blockIdx.x / run.most_splits, split = blockIdx.x % run.most_splits;
+                const int splits = min(MOST_SPLITS, (place - begin) / SPLIT + 1), kv = blockIdx.x / MOST_SPLITS, split = blockIdx.x % MOST_SPLITS;
                 if (kv < KV_HEADS && split < splits) attend(run, layer, flow, before, place, begin, splits, kv, split, (float*)xs, warp, lane);
             }
             mark(step, number, 2);
             take<Q>(flow + AT_MIXED, xs);
             mark(step, number, 3);
             auto add = [&](int at, const float* bias, int row, const float (&found)[BACK_UNIT], int there) {
-#pragma unroll
-                for (int i = 0; i < BACK_UNIT; i++)
-                    if (lane == i && i < there) {
-                        const float sum = rest[row + i - first_row] + found[i] + (bias ? bias[row + i] : 0);
-                        rest[row + i - first_row] = sum;
-                        publish(flow + at + row + i, sum), set_back(before + at + row + i);
-                    }
+                const float own = of_lane<1>(found, lane);
+                if (lane < there) {
+                    const int i = row + lane;
+                    const float sum = rest[i - first_row] + own + (bias ? bias[i] : 0);
+                    rest[i - first_row] = sum;
+                    publish(flow + at + i, sum), set_back(before + at + i);
+                }
             };
             product<Q, BACK_UNIT>(run, stream, xs, WIDTH, layer.out_scale, warp, lane, [&](int row, const float (&found)[BACK_UNIT], int there) { add(AT_MIDDLE, layer.out_bias, row, found, there); });
             mark(step, number, 4);
@@ -773,13 +798,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
             x.share(xs);
             mark(step, number, 5);
             product<WIDTH, PAIR_UNIT>(run, stream, xs, 2 * INNER, layer.gate_up_scale, warp, lane, [&](int row, const float (&found)[PAIR_UNIT], int there) {
-#pragma unroll
-                for (int i = 0; i < PAIR_UNIT; i += 2)
-                    if (lane == i && i < there) {
-                        const float gate = found[i] + (layer.gate_up_bias ? layer.gate_up_bias[row + i] : 0), up = found[i + 1] + (layer.gate_up_bias ? layer.gate_up_bias[row + i + 1] : 0);
-                        const int at = AT_INNER + (row + i) / 2;
-                        publish(flow + at, gate / (1 + exp2f(-LOG2E * gate)) * up), set_back(before + at);
-                    }
+                const int i = row + 2 * lane;
+                float gate = of_lane<2>(found, lane), up = of_lane<2, 1>(found, lane);
+                if (2 * lane < there) {
+                    if (layer.gate_up_bias) gate += layer.gate_up_bias[i], up += layer.gate_up_bias[i + 1];
+                    publish(flow + AT_INNER + i / 2, gate / (1 + power_of_2(-LOG2E * gate)) * up), set_back(before + AT_INNER + i / 2);
+                }
             });
             mark(step, number, 6);
             take<INNER>(flow + AT_INNER, xs);
@@ -790,33 +814,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
         u64 best = 0;
         const bool keeps = run.logits != nullptr && step == run.steps - 1;
         product<WIDTH, QKV_UNIT>(run, stream, xs, VOCABULARY, run.head_scale, warp, lane, [&](int row, const float (&found)[QKV_UNIT], int there) {
-#pragma unroll
-            for (int i = 0; i < QKV_UNIT; i++)
-                if (i < there) {
-                    best = larger_of(best, ranked(found[i], row + i));
-                    if (keeps && lane == i) run.logits[row + i] = found[i];
-                }
+            const float own = of_lane<1>(found, lane);
+            if (lane < there) {
+                best = larger_of(best, ranked(own, row + lane));
+                if (keeps) run.logits[row + lane] = own;
+            }
         });
         mark(step, LAYERS, 1);
+#pragma unroll
+        for (int o = QKV_UNIT / 2; o; o >>= 1) best = larger_of(best, __shfl_xor_sync(~0u, best, o));
         if (!lane) bests[warp] = best;
         __syncthreads();
-        u64* turn = run.best + (step & 3) * gridDim.x;
+        u64* turn = run.best + (step & 3) * BLOCKS;
         if (!threadIdx.x) {
             for (int w = 1; w < WARPS; w++) best = larger_of(best, bests[w]);
             if (!blockIdx.x && *run.stopping) best |= 1;
             __threadfence();
-            asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(run.best + ((step + 2) & 3) * gridDim.x + blockIdx.x), "l"(0ull) : "memory");
+            asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(run.best + ((step + 2) & 3) * BLOCKS + blockIdx.x), "l"(0ull) : "memory");
             // 2: nothing of this block's is a word, and yet it is here.
             asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(turn + blockIdx.x), "l"(larger_of(best, 2)) : "memory");
         }
         u64 all = 0;
         bool stops = false;
-        for (int b = threadIdx.x; b < gridDim.x; b += THREADS) {
+        for (int b = threadIdx.x; b < BLOCKS; b += THREADS) {
             u64 one;
             for (u32 tries = 0;; tries++) {
                 asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(one) : "l"(turn + b) : "memory");
                 if (one) break;
-                if (tries > PATIENCE) __trap();
+                look_again(tries);
             }
             if (!b) stops = one & 1;
             all = larger_of(all, one & ~1ull);
