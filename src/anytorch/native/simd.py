@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from anytorch import logs, settings
 from anytorch.errors import NativeUnavailable, UsageError
@@ -53,7 +53,8 @@ LEVELS: dict[str, Level] = {
     )
 }
 
-PROCESSOR = Path(__file__).parent / "code" / "processor.cpp"
+# Loads code/processor.cpp; `library`, which asks this module for levels, sets it.
+processor: Callable[[], ctypes.CDLL] | None = None
 # What it asks for, in the order of its bits.
 ASKED = ("fma", "f16c", "avx2", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni", "avx_vnni")
 
@@ -74,10 +75,10 @@ def asked() -> frozenset[str]:
 
     Empty if that library is neither carried nor can be compiled: then the baseline is all there is.
     """
-    from anytorch.native.library import load  # which asks this module for levels
-
+    if processor is None:
+        return frozenset()
     try:
-        bits = load("processor", [PROCESSOR], level="baseline").processor_features
+        bits = processor().processor_features
     except NativeUnavailable as exc:
         log.info("the processor's features are unknown, so our C++ is compiled for the baseline: %s", exc)
         return frozenset()
