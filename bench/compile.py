@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import math
 import statistics
 import time
@@ -26,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from provenance import provenance
+from provenance import provenance, write_results
 from torch import nn
 
 from anytorch.graph.clock import Clock
@@ -245,7 +244,7 @@ def main() -> None:
             errors = ", ".join(f"{side} {error:.1e}" for side, error in row["error"].items())
             print(f"{name:<40} {way:<10} ms: {times} | errors: {errors} | first call {row['first_call_s']}", flush=True)
             if options.output:
-                options.output.write_text(json.dumps(result, indent=1) + "\n")
+                write_results(options.output, result)
     known = [row["over_eager"] for row in result["rows"] if row["over_eager"]]
     if known:
         mean = math.exp(statistics.fmean(map(math.log, known)))

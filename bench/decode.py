@@ -28,16 +28,16 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import json
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import provenance
+from provenance import provenance, write_results
 
 from anytorch.text.decoders import Decoder
 from anytorch.text.decoders.spec import DecoderSpec, Rotary
@@ -46,10 +46,11 @@ from anytorch.text.generate.kernel import KernelRows, Opened
 from anytorch.text.generate.requests import End, TextRequest
 from anytorch.text.generate.sampling import Sampling
 from anytorch.text.generate.scheduler import Scheduler
-from anytorch.text.persistent.cuda import CudaKernel
+from anytorch.text.persistent.cuda import SOURCE, CudaKernel, build_on
 from anytorch.text.persistent.cuda_weights import PackedDecoder
 from anytorch.text.persistent.fused import FusedSteps
 from anytorch.text.persistent.launched import LaunchedSteps
+from anytorch.text.persistent.nvrtc import compile_ahead
 from anytorch.text.persistent.panels import rounded
 
 CONTEXT, NEW, ROUNDS, REPLAYS = 64, 1024, 3, 32
@@ -60,15 +61,20 @@ SHAPES = {  # as their config.json says; vocabulary, width, layers, heads, heads
 }
 
 
-def model(name: str, dtype: torch.dtype) -> Decoder:
-    """Random weights of a shape, such that every layer and every word counts."""
+def spec_of(name: str) -> DecoderSpec:
     family, vocabulary, width, layers, heads, kv_heads, head, inner, qk_norm, tied = SHAPES[name]
-    spec = DecoderSpec(
+    return DecoderSpec(
         *(family, vocabulary, width, layers, heads, kv_heads, head, inner, 40_960, 1e-6, Rotary(theta=1e6)),
         qk_norm=qk_norm,
         tied=tied,
         windows=(0,) * layers,
     )
+
+
+def model(name: str, dtype: torch.dtype) -> Decoder:
+    """Random weights of a shape, such that every layer and every word counts."""
+    spec = spec_of(name)
+    tied = spec.tied
     with torch.device("meta"):
         made = Decoder(spec)
     made = made.to(dtype).to_empty(device="cuda").requires_grad_(False)
@@ -269,7 +275,16 @@ def launch_timed(kernel: CudaKernel, ids: list[int]) -> Callable[[], float]:
 
 
 @torch.no_grad()
-def measure(decoder: Decoder, name: str, rows: int, rate: float, compiled: bool, weights: list[str]) -> dict[str, Any]:
+def measure(
+    decoder: Decoder,
+    name: str,
+    rows: int,
+    rate: float,
+    compiled: bool,
+    weights: list[str],
+    only: list[str],
+    rounds: int,
+) -> dict[str, Any]:
     spec, positions = decoder.spec, CONTEXT + NEW + 1
     ids, answers = prompt(spec, 1), {}
     packed_nbytes: dict[str, int] = {}
@@ -281,8 +296,9 @@ def measure(decoder: Decoder, name: str, rows: int, rate: float, compiled: bool,
         sides["one launch"] = launch_timed(kernel, ids)
     steps = FusedSteps(decoder, rows, positions)
     given = [prompt(spec, seed) for seed in range(rows)]
-    made = steps.generate(given, 256)
-    answers["our step"] = checked(decoder, given[:4], made[:4], f"{name}, {rows} texts")
+    if not only or {"our step", "generate"} & set(only):
+        made = steps.generate(given, 256)
+        answers["our step"] = checked(decoder, given[:4], made[:4], f"{name}, {rows} texts")
 
     def whole() -> float:
         begun = time.perf_counter()
@@ -307,10 +323,13 @@ def measure(decoder: Decoder, name: str, rows: int, rate: float, compiled: bool,
         copied = model(name, decoder.lm_head.weight.dtype)
         sides[f"{one} launch"] = packed_side(copied, one, ids, answers)
         packed_nbytes[f"{one} launch"] = answers[f"{one} launch"][0]["nbytes"]
-    for run in sides.values():
-        run()
+    if only:
+        sides = {side: run for side, run in sides.items() if side in only}
+    for side, run in sides.items():
+        if "launch" not in side and side != "scheduled":  # these have nothing to record, and have run above
+            run()
     found: dict[str, list[float]] = {side: [] for side in sides}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for side, run in sides.items():
             found[side].append(run())
     nbytes = spec.weight_numbers() * decoder.lm_head.weight.element_size()
@@ -325,26 +344,44 @@ def measure(decoder: Decoder, name: str, rows: int, rate: float, compiled: bool,
     }
 
 
+def compile_all(weights: dict[str, list[str]], dtype: torch.dtype) -> None:
+    """Kernels of all shapes at once: one after the other they would take longer than the measurements."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    builds = [
+        build_on(device, spec_of(name), dtype, bits)
+        for name, packed in weights.items()
+        for bits in (16, *(int(one.removeprefix("int")) for one in packed))
+    ]
+    with ThreadPoolExecutor(len(builds)) as pool:
+        for made in [pool.submit(compile_ahead, SOURCE, dict(build.sizes), device) for build in builds]:
+            made.result()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="shapes whose name has this part")
     parser.add_argument("--rows", default="1,4,8,16", help="texts at once; default: %(default)s")
     parser.add_argument("--compiled", action="store_true", help="torch.compile's step, too")
     parser.add_argument("--weights", default="", help="packed weights for one text, too: int8,int4")
+    parser.add_argument("--packed", default="", help="shapes that --weights are for: whose name has this part")
+    parser.add_argument("--sides", default="", help="only these, by their names in the result: one launch,scheduled")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     rate = read_rate()
+    weights = [one for one in options.weights.split(",") if one]
+    sides = [one for one in options.sides.split(",") if one]
     result: dict[str, Any] = {"what": __doc__, **provenance(), "torch": torch.__version__, "dtype": options.dtype}
     result.update(gpu=torch.cuda.get_device_name(), read_TB_per_s=round(rate / 1e12, 3), rows=[])
-    for name in SHAPES:
-        if options.only and options.only not in name:
-            continue
+    names = [name for name in SHAPES if not options.only or options.only in name]
+    if "1" in options.rows.split(","):
+        compile_all({name: weights if options.packed in name else [] for name in names}, getattr(torch, options.dtype))
+    for name in names:
         decoder = model(name, getattr(torch, options.dtype))
         for rows in map(int, options.rows.split(",")):
-            row = measure(
-                decoder, name, rows, rate, options.compiled, [one for one in options.weights.split(",") if one]
-            )
+            own = weights if options.packed in name else []
+            row = measure(decoder, name, rows, rate, options.compiled, own, sides, options.rounds)
             result["rows"].append(row)
             times = "  ".join(f"{side} {ms:.3f} ms ({row['share'][side]:.0%})" for side, ms in row["ms"].items())
             every = [one for some in row["answers"].values() for one in some]
@@ -355,7 +392,7 @@ def main() -> None:
                 flush=True,
             )
             if options.output:
-                options.output.write_text(json.dumps(result, indent=1) + "\n")
+                write_results(options.output, result)
             gc.collect()
             torch.cuda.empty_cache()
         del decoder

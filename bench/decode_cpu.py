@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import statistics
 import tempfile
@@ -33,7 +32,7 @@ from typing import Any
 
 import torch
 from decode_cpu_llama import Llama, libraries, write_gguf
-from provenance import provenance
+from provenance import provenance, write_results
 from torch import nn
 
 from anytorch import native
@@ -301,7 +300,7 @@ def main() -> None:
     }
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(body, indent=1) + "\n")
+        write_results(options.output, body)
         print(f"wrote {options.output}")
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
 import statistics
 import threading
@@ -26,7 +25,7 @@ from typing import Any
 
 import torch
 from decode import SHAPES, distance, model, of_transformers
-from provenance import provenance
+from provenance import provenance, write_results
 
 from anytorch.text.decoders import Decoder
 from anytorch.text.generate.kernel import KernelRows, Opened
@@ -154,7 +153,7 @@ def main() -> None:
             print(f"  transformers: {row['transformers']}", flush=True)
             result["rows"].append(row)
             if options.output:
-                options.output.write_text(json.dumps(result, indent=1) + "\n")
+                write_results(options.output, result)
             gc.collect()
             torch.cuda.empty_cache()
         del decoder

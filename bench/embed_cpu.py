@@ -27,6 +27,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -35,7 +36,7 @@ from typing import Any
 import corpus
 from embed_cpu_child import CONTENDERS
 from embed_cpu_report import KINDS, REFERENCE, apart, show, targets, write_docs
-from provenance import provenance
+from provenance import provenance, write_results
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / ".cache" / "embed_cpu"
@@ -50,13 +51,14 @@ PEERS = {
         "onnxruntime",
         "onnxscript",
         "openvino",
+        "nncf",
         "fastembed",
         "ctranslate2",
     ],
     "backends": ["torch", "sentence-transformers[onnx,openvino]<6", "transformers<5"],
     "infinity": ["torch", "infinity-emb[torch]"],
 }
-PREPARE = {"onnx": "main", "ctranslate2": "main", "backends": "backends"}
+PREPARE = {"onnx": "main", "openvino": "main", "ctranslate2": "main", "backends": "backends"}
 
 
 # --- getting ready -------------------------------------------------------------------------------------------------
@@ -84,19 +86,31 @@ def prepare(peers: Path, model: Path) -> None:
             print(f"preparing {step}", file=sys.stderr)
             script = ROOT / "bench" / "embed_cpu_prepare.py"
             command = [python_of(peers, environment), script, step, model, output]
+            output.parent.mkdir(parents=True, exist_ok=True)
             finished = subprocess.run(command, capture_output=True, text=True, check=False)
             if finished.returncode:
                 raise SystemExit(f"{step} could not be prepared:\n{finished.stderr[-3000:]}")
             done.write_text(json.dumps(str(model)))
 
 
-def compile_ours(model: Path) -> None:
-    """Our C++ is compiled on first use: that is not what process start to first vector is about."""
+def compile_ours(model: Path) -> dict[str, float]:
+    """Seconds to the first vector where nothing was compiled yet, once per machine and clone (wheels carry the kernels);
+    and then everything compiled, since that is not what process start to first vector is about."""
+    found = {}
     for quantization in (None, "int8"):
         code = f"from anytorch import ArrowEngine; ArrowEngine({str(model)!r}, 'cpu', {quantization!r}).encode('x')"
-        finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        with tempfile.TemporaryDirectory() as empty:
+            for cache in (empty, None):
+                variables = {**os.environ, **({} if cache is None else {"ANYTORCH_CACHE_DIR": cache})}
+                began = time.perf_counter()
+                finished = subprocess.run(
+                    [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False
+                )
+                if cache is not None:
+                    found[quantization or "fp32"] = round(time.perf_counter() - began, 2)
         if finished.returncode:
             print(f"anytorch with quantization={quantization} failed:\n{finished.stderr[-1000:]}", file=sys.stderr)
+    return found
 
 
 def versions(peers: Path) -> dict[str, dict[str, str]]:
@@ -218,6 +232,7 @@ def report(options: argparse.Namespace, texts: dict[str, list[str]], runs: Runs)
         "texts": {kind: {"count": len(texts[kind]), "checksum": corpus.checksum(texts[kind])} for kind in KINDS},
         "model": options.model.name if options.model.name != "model" else options.model.parent.name,
         "rounds": options.rounds,
+        "first_vector_with_compiling_s": options.compile_s,
         "quick": options.quick,
         "cores": tables,
         "targets": targets(tables),
@@ -320,7 +335,7 @@ def main() -> int:
     if options.install:
         install(options.peers)
     prepare(options.peers, options.model)
-    compile_ours(options.model)
+    options.compile_s = compile_ours(options.model)
     here = [name for name, (environment, _) in CONTENDERS.items() if python_of(options.peers, environment).exists()]
     missing = sorted(set(CONTENDERS) - set(here))
     if missing:
@@ -343,8 +358,7 @@ def main() -> int:
     measure(options, texts, runs, names)
     result = report(options, texts, runs)
     show(result)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    write_results(options.output, result)
     print(f"\nwritten to {options.output}", file=sys.stderr)
     if late := apart(result):
         print(f"not interleaved with {REFERENCE}, measured at another time: {', '.join(late)}", file=sys.stderr)

@@ -70,6 +70,13 @@ def sentence_transformers_onnx(job: dict[str, Any], file: str = "model.onnx") ->
     return SentenceTransformer(folder, backend="onnx", device="cpu", model_kwargs=chosen).encode
 
 
+def quantized_onnx(job: dict[str, Any]) -> str:
+    """The int8 model that was exported for this machine: its name says for which instructions."""
+    folder = f"{job['work']}/backends/onnx/onnx"
+    (name,) = [name for name in os.listdir(folder) if "int8" in name and name.endswith(".onnx")]  # noqa: PTH208
+    return name
+
+
 def sentence_transformers_openvino(job: dict[str, Any]) -> Encode:
     from sentence_transformers import SentenceTransformer
 
@@ -157,7 +164,7 @@ def onnxruntime(job: dict[str, Any], kind: str = "fp32") -> Encode:
     return by_batches(f"{folder}/tokenizer.json", forward)
 
 
-def openvino(job: dict[str, Any], precision: str | None = "f32") -> Encode:
+def openvino(job: dict[str, Any], precision: str | None = "f32", graph: str = "onnx/fp32/model.onnx") -> Encode:
     """`precision` None: its own choice, which is bfloat16 on CPUs that have it."""
     import openvino as ov
 
@@ -165,7 +172,7 @@ def openvino(job: dict[str, Any], precision: str | None = "f32") -> Encode:
     chosen: dict[str, Any] = {"INFERENCE_NUM_THREADS": len(job["cores"]), "NUM_STREAMS": 1}
     if precision is not None:
         chosen["INFERENCE_PRECISION_HINT"] = precision
-    compiled = core.compile_model(f"{job['work']}/onnx/fp32/model.onnx", "CPU", chosen)
+    compiled = core.compile_model(f"{job['work']}/{graph}", "CPU", chosen)
     request = compiled.create_infer_request()
 
     def forward(tokens: Any, mask: Any) -> Any:
@@ -239,16 +246,14 @@ CONTENDERS: dict[str, tuple[str, Callable[[dict[str, Any]], Encode]]] = {  # nam
     "anytorch fp32, processes": ("own", anytorch_processes),
     "sentence-transformers": ("main", sentence_transformers),
     "sentence-transformers onnx": ("backends", sentence_transformers_onnx),
-    "sentence-transformers onnx int8": (
-        "backends",
-        lambda job: sentence_transformers_onnx(job, "model_quint8_avx2.onnx"),
-    ),
+    "sentence-transformers onnx int8": ("backends", lambda job: sentence_transformers_onnx(job, quantized_onnx(job))),
     "sentence-transformers openvino": ("backends", sentence_transformers_openvino),
     "onnxruntime fp32": ("main", onnxruntime),
     "onnxruntime fused": ("main", lambda job: onnxruntime(job, "fused")),
     "onnxruntime int8": ("main", lambda job: onnxruntime(job, "int8")),
     "openvino fp32": ("main", openvino),
     "openvino default": ("main", lambda job: openvino(job, None)),
+    "openvino int8": ("main", lambda job: openvino(job, None, "openvino/model.xml")),
     "ctranslate2 fp32": ("main", ctranslate2),
     "ctranslate2 int8": ("main", lambda job: ctranslate2(job, "int8")),
     "fastembed": ("main", fastembed),

@@ -109,6 +109,13 @@ def markdown(result: dict[str, Any]) -> str:
                 f"{100 * short['share_of_peak']:.0f}, {100 * long['share_of_peak']:.0f} % | {close} | {alone} | "
                 f"{row['peak_rss_mb']:.0f} | {row['cold_s']:.2f} |"
             )
+    compiling = result.get("first_vector_with_compiling_s")
+    if compiling:
+        words = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in compiling.items())
+        lines += [
+            "",
+            f"Our kernels are compiled once per machine where no wheel carries them; the first vector then takes: {words}.",
+        ]
     missed = [target for target, met in result["targets"].items() if not met]
     lines += [
         "",

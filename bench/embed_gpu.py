@@ -5,11 +5,11 @@ Texts: 20,000 sentences and 4,000 passages of 200 to 400 tokens (`corpus.py`, or
 model's limit. For each model and kind of text:
 
 1. the answer: cosine to sentence-transformers in float32, at worst over a sample; below 0.9995 nothing is timed;
-2. sentence-transformers in float32 and float16 at its best batch size (on a prefix of the texts), and us, taking turns
-   (medians of `--rounds`);
+2. sentence-transformers in float32 and float16 at its best batch size, which is looked for until both of its neighbours are
+   slower, and us: the same texts, the same warm-up, taking turns, as many timed passes each (medians of `--rounds`);
 3. the two limits: the tokenizer alone, with all its threads, on the windows that the engine makes; and the GPU alone, on the
    very batches that `encode` made, already on the device, nothing read back;
-4. our median rate as a multiple of sentence-transformers' best round, and as a share of the slower limit.
+4. our median rate as a multiple of sentence-transformers' median and of its best round, and as a share of the slower limit.
 
 We run twice: as the engine is, with its compiled tokenizer, and with the Rust tokenizer alone. Both must give the same ids.
 
@@ -36,7 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance
+from provenance import provenance, write_results
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -44,12 +44,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "true"
 import numpy as np  # noqa: E402  (its threads are counted by the environment above)
 
 WANTED_COSINE = 0.9995
-REPEATS = 3  # of ours in a round: they take hundredths of a second
-BATCH_SIZES = (256, 1024)
-PEER_TEXTS = {
-    "short": 5000,
-    "long": 1000,
-}  # of sentence-transformers; with 20,000 it was no faster (H200)
+WARM_PASSES = 2  # of each side over all texts, before anything is timed
+BATCH_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # where its best one is looked for, from the middle outwards
 
 
 def texts(path: str | None, short: int, long: int) -> dict[str, list[str]]:
@@ -106,7 +102,7 @@ class Peer:
         self.model = SentenceTransformer(str(folder), device=device, model_kwargs={"dtype": torch.float32})
         if half:
             self.model.half()
-        self.batch_size = BATCH_SIZES[0]
+        self.batch_size = 256
 
     def __call__(self, some: list[str]) -> np.ndarray:
         return np.asarray(
@@ -114,14 +110,29 @@ class Peer:
         )
 
     def find_batch_size(self, some: list[str]) -> dict[int, float]:
-        """On a sample, every size after a pass that is not timed: its first batches of a shape are many times slower."""
-        rates = {}
-        for size in BATCH_SIZES:
-            self.batch_size = size
-            self(some)
-            rates[size] = rate(lambda: self(some), len(some))
-        self.batch_size = max(rates, key=lambda size: rates[size])
-        return rates
+        """Each size after a pass that is not timed: its first batches of a shape are many times slower.
+
+        From 256 on, towards the better neighbour, until the best size has a slower one on either side.
+        """
+        rates: dict[int, float] = {}
+
+        def measured(place: int) -> float:
+            size = BATCH_SIZES[place]
+            if size not in rates:
+                self.batch_size = size
+                self(some)
+                rates[size] = rate(lambda: self(some), len(some))
+            return rates[size]
+
+        place = BATCH_SIZES.index(256)
+        while True:
+            near = [other for other in (place - 1, place, place + 1) if 0 <= other < len(BATCH_SIZES)]
+            best = max(near, key=measured)
+            if best == place:
+                break
+            place = best
+        self.batch_size = BATCH_SIZES[place]
+        return dict(sorted(rates.items()))
 
 
 def batches_of(engine: Any, some: list[str]) -> list[tuple[Any, np.ndarray]]:
@@ -215,7 +226,7 @@ def compare(
             report["skipped"] = f"{kind}: the time was up"
             return
         row: dict[str, Any] = {"texts": len(some)}
-        sample, peer_texts = some[: 500 if kind == "short" else 100], some[: PEER_TEXTS[kind]]
+        sample = some[: 500 if kind == "short" else 100]
         reference = exact(sample)
         row["worst_cosine"] = cosine = worst_cosine(reference, engine.encode(sample))
         print(f"{name}, {kind}: worst cosine to sentence-transformers float32 {cosine:.6f}", flush=True)
@@ -227,16 +238,19 @@ def compare(
         if half is not None:
             row["half_peer_cosine"] = worst_cosine(reference, half(sample))
             peers["sentence-transformers float16"] = half
-        row["peer_batch_sizes"] = {title: peer.find_batch_size(peer_texts[:2048]) for title, peer in peers.items()}
+        searched = some[: options.searched]
+        row["peer_batch_sizes"] = {title: peer.find_batch_size(searched) for title, peer in peers.items()}
+        row["peer_batch_size"] = {title: peer.batch_size for title, peer in peers.items()}
         for peer in peers.values():
-            peer(peer_texts)
+            for _ in range(WARM_PASSES):
+                peer(some)
         tokens = engine.tokenize(some)
         for title, tokenizer in ours.items():
             engine._tokenizer = tokenizer
             same = engine.tokenize(some)
             if not (np.array_equal(same.ids, tokens.ids) and np.array_equal(same.starts, tokens.starts)):
                 raise SystemExit(f"{title}: the token ids differ from the Rust tokenizer's")
-            for _ in range(2):  # every shape has been seen, and the batch size is found
+            for _ in range(WARM_PASSES):  # every shape has been seen, and the batch size is found
                 engine.encode(some)
         row["tokens"] = int(tokens.starts[-1])
         encoder = engine._runner.encoder
@@ -253,23 +267,20 @@ def compare(
             if number and clock.left < 5:
                 break
             for title, peer in peers.items():
-                rates.setdefault(title, []).append(rate(lambda: peer(peer_texts), len(peer_texts)))  # noqa: B023
+                rates.setdefault(title, []).append(rate(lambda: peer(some), len(some)))  # noqa: B023
             for title, tokenizer in ours.items():
                 engine._tokenizer = tokenizer
-                engine.encode(some)  # not timed: the other library has had the device, and the caches, for seconds
-                for _ in range(REPEATS):
-                    rates.setdefault(title, []).append(rate(lambda: engine.encode(some), len(some)))  # noqa: B023
+                rates.setdefault(title, []).append(rate(lambda: engine.encode(some), len(some)))  # noqa: B023
                 for threads, value in tokenizer_alone(engine, some).items():
                     rates.setdefault(f"{title} alone: {threads}", []).append(value)
             engine._tokenizer = own
-            alone()
-            for _ in range(REPEATS):
-                rates.setdefault("device alone", []).append(rate(alone, len(some)))
+            rates.setdefault("device alone", []).append(rate(alone, len(some)))
         medians = {title: statistics.median(values) for title, values in rates.items()}
         row["rates"], row["all_rates"] = medians, rates
         # Its best round of either precision: its rate varies more than ours, and the claim should not hang on that.
         best_peer = max(value for title, values in rates.items() if title.startswith("sentence") for value in values)
         row["best_peer"] = best_peer
+        row["median_peer"] = max(value for title, value in medians.items() if title.startswith("sentence"))
         row["device_limit"] = medians["device alone"]
         row["device_tokens_per_s"] = medians["device alone"] * row["tokens"] / len(some)
         row["encode_ms"] = {title: [1e3 * len(some) / value for value in rates[title]] for title in ours}
@@ -277,7 +288,8 @@ def compare(
             limit = max(value for name, value in medians.items() if name.startswith(f"{title} alone"))
             row[title] = {
                 "rate": medians[title],
-                "ratio": medians[title] / best_peer,
+                "ratio": medians[title] / row["median_peer"],
+                "ratio_to_best_round": medians[title] / best_peer,
                 "tokenizer_limit": limit,
                 "share_of_limit": medians[title] / min(limit, medians["device alone"]),
             }
@@ -346,6 +358,7 @@ def main() -> None:
     parser.add_argument("--short", type=int, default=20_000)
     parser.add_argument("--long", type=int, default=4_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--searched", type=int, default=5000, help="texts on which the peer's best batch size is found")
     parser.add_argument("--seconds", type=float, default=150.0, help="no section is begun after this")
     parser.add_argument(
         "--profile", action="store_true", help="also print the device's kernels and the host's functions"
@@ -384,8 +397,7 @@ def main() -> None:
             finally:  # a run that is cut short has still said something
                 report["bench_s"] = time.perf_counter() - begin
                 if options.output:
-                    options.output.parent.mkdir(parents=True, exist_ok=True)
-                    options.output.write_text(json.dumps(results, indent=1))
+                    write_results(options.output, results)
                 print(report.get("explain", ""), flush=True)
     print(table(results))
 

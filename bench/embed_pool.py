@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from provenance import provenance
+from provenance import provenance, write_results
 
 from anytorch.text.embed import ArrowEngine, encoder_builder
 from anytorch.text.embed.encoder_device import choose_device
@@ -161,7 +161,7 @@ def main() -> int:
     def keep(result: dict[str, Any]) -> None:
         if options.output:
             options.output.parent.mkdir(parents=True, exist_ok=True)
-            options.output.write_text(json.dumps(result, indent=1) + "\n")
+            write_results(options.output, result)
 
     result = measure(options, keep)
     print(json.dumps(result, indent=1))

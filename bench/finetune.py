@@ -3,7 +3,8 @@
 The published loop: a DataLoader whose workers normalise window by window, float32, the training forward without teacher
 forcing, gradients clipped at 3. Ours: windows gathered by the batch, the device's fast precision, the same objective
 ("published") and our own ("generation"). Random weights of published shapes; generated candles. First the answers: one
-float32 step of both must give the same loss. Then they take turns.
+float32 step of both must give the same loss. Then they take turns, each in float32 and in the device's fast precision (the
+published loop under torch.autocast, as anybody would run it): what is compared is of one precision.
 
 Before that, whether training is right on this device: the losses of the first steps beside those of the CPU, in float32 and
 in the device's fast precision; a run that is killed (`kill -9`) and goes on, beside one that was not; and a forecast on the
@@ -31,7 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance
+from provenance import provenance, write_results
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
 
@@ -82,9 +83,9 @@ def pair(shape: str) -> tuple[KronosTokenizer, Kronos]:
 
 
 def published_loop(
-    shape: str, windows: Windows, device: torch.device, batch: int, workers: int
+    shape: str, windows: Windows, device: torch.device, batch: int, workers: int, mixed: bool
 ) -> Callable[[int], float]:
-    """`steps → seconds` of the published training step."""
+    """`steps → seconds` of the published training step; `mixed`: under autocast to bfloat16, which it does not do itself."""
     tokenizer, model = (module.to(device) for module in pair(shape))
     tokenizer.eval()
     model.train()
@@ -102,8 +103,9 @@ def published_loop(
             x, stamp = (part.to(device) for part in next(source))
             with torch.no_grad():
                 s1, s2 = tokenizer.encode(x, half=True)
-            logits = model(s1[:, :-1], s2[:, :-1], stamp[:, :-1])
-            loss, _, _ = model.head.compute_loss(*logits, s1[:, 1:], s2[:, 1:])
+            with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+                logits = model(s1[:, :-1], s2[:, :-1], stamp[:, :-1])
+                loss, _, _ = model.head.compute_loss(*logits, s1[:, 1:], s2[:, 1:])
             optimiser.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 3.0)
@@ -268,7 +270,7 @@ def main() -> None:
         report["checks"] = json.loads(options.output.read_text())["checks"] if options.output.is_file() else None
     else:
         report["checks"] = checks(options.shapes[0], splits, found.device, options.device)
-        options.output.write_text(json.dumps(report, indent=1))
+        write_results(options.output, report)
     if options.only == "checks":
         return
     began = time.perf_counter()
@@ -278,7 +280,10 @@ def main() -> None:
             continue
         difference = same_answer(shape, splits["train"], found.device)
         assert difference < 1e-3, f"{shape}: both ways must compute the same; they differ by {difference}"
-        loops = {"published": published_loop(shape, splits["train"], found.device, options.batch, options.workers)}
+        loops = {
+            name: published_loop(shape, splits["train"], found.device, options.batch, options.workers, mixed)
+            for name, mixed in (("published, float32", False), ("published, bfloat16 autocast", True))
+        }
         for name, objective, mixed in (
             ("ours, float32, published objective", "published", False),
             ("ours, float32", "generation", False),
@@ -291,15 +296,18 @@ def main() -> None:
         for _ in range(options.rounds):
             for name, loop in loops.items():
                 times[name].append(loop(options.steps) / options.steps)
-        base = statistics.median(times["published"])
         for name, taken in times.items():
+            peer = "published, bfloat16 autocast" if "fast" in name or "bfloat16" in name else "published, float32"
+            base = statistics.median(times[peer])
             median = statistics.median(taken)
             row = {"shape": shape, "loop": name, "step_s": median, "windows_per_s": options.batch / median}
-            report["results"].append({**row, "speed": base / median, "spread_s": max(taken) - min(taken)})
+            report["results"].append(
+                {**row, "beside": peer, "speed": base / median, "spread_s": max(taken) - min(taken)}
+            )
             print(
                 f"{shape:14} {name:36} {median * 1e3:9.2f} ms {options.batch / median:9.1f} windows/s {base / median:5.2f}×"
             )
-        options.output.write_text(json.dumps(report, indent=1))
+        write_results(options.output, report)
 
 
 if __name__ == "__main__":

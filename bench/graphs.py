@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from provenance import provenance
+from provenance import provenance, write_results
 from torch import nn
 
 import anytorch.graph as kernel_graphs
@@ -418,7 +418,7 @@ def main() -> None:
             result["rows"].append(row)
             print(show(row), flush=True)
             if options.output:
-                options.output.write_text(json.dumps(result, indent=1) + "\n")
+                write_results(options.output, result)
     rows = result["rows"]
     for name in ("over_eager", "over_compile"):
         known = [row[name] for row in rows if row[name]]
@@ -430,7 +430,7 @@ def main() -> None:
         if rows:
             result[f"{name}_median"] = statistics.median(row[name] for row in rows)
     if options.output:
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+        write_results(options.output, result)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance
+from provenance import provenance, write_results
 
 MOST_CPU_MS = 80.0
 LEAST_RATIO = 20.0
@@ -118,8 +118,7 @@ def main() -> int:
         print(f"{name:28}{row['min_ms']:>10}{row['median_ms']:>13}{ratio if ratio else '':>12}")
     print(f"targets: at most {MOST_CPU_MS:g} ms and {LEAST_RATIO:g} times less: {'met' if result['met'] else 'MISSED'}")
     if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+        write_results(options.output, result)
     return 0 if result["met"] else 1
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance
+from provenance import provenance, write_results
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"  # before NumPy and torch are loaded
@@ -347,7 +347,7 @@ def main() -> int:
             results[name] = values
             print(f"{name:48s} {values}", file=sys.stderr)
         if options.out:  # after each part: a run that is cut short leaves something
-            options.out.write_text(json.dumps(results, indent=1) + "\n")
+            write_results(options.out, results)
     if not options.out:
         print(json.dumps(results, indent=1))
     return 0

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from provenance import provenance
+from provenance import provenance, write_results
 
 from anytorch import lite
 from anytorch.gpu.runtime import open_runtime
@@ -226,7 +226,7 @@ def main() -> int:
         results |= part(options.seconds)
         results["fallbacks"] = dict(fallbacks)
         if options.out:  # after each part: a run that is cut short leaves something
-            options.out.write_text(json.dumps(results, indent=1) + "\n")
+            write_results(options.out, results)
     if not options.out:
         print(json.dumps(results, indent=1))
     return 0

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import provenance
+from provenance import provenance, write_results
 from torch import nn
 from torch.nn import functional
 
@@ -238,7 +238,7 @@ def main() -> None:
             )
             sys.stdout.flush()
     if options.output:
-        Path(options.output).write_text(json.dumps(result, indent=1) + "\n")
+        write_results(Path(options.output), result)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 
 import corpus
 import numpy as np
-from provenance import provenance
+from provenance import provenance, write_results
 
 from anytorch import native
 from anytorch.text.checkpoints.checkpoint import Checkpoint
@@ -136,7 +136,7 @@ def main() -> None:
         report["formats"][name] = found
         print(name, json.dumps(found, indent=1))
     if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+        write_results(options.output, report)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,47 @@
-"""Where a result comes from: date, commit, and the machine with the CPU's features, for every file in bench/results/.
+"""Where a result comes from: script, date, commit, versions, and the machine with the CPU's features.
 
-A ratio depends on them: integer kernels gain far more on a CPU with VNNI than on one without.
+A ratio depends on them: integer kernels gain far more on a CPU with VNNI than on one without. `write_results` is the only
+way into bench/results/; tests/docs/test_results.py reads every file there and refuses one that does not say whence it is.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = tuple(
+    [
+        "anytorch",
+        "torch",
+        "numpy",
+        "transformers",
+        "sentence-transformers",
+        "tokenizers",
+        "safetensors",
+        "accelerate",
+        "triton",
+        "onnxruntime",
+        "openvino",
+        "ctranslate2",
+        "fastembed",
+        "infinity-emb",
+        "torchao",
+        "bitsandbytes",
+        "wgpu",
+        "tinygrad",
+        "fastapi",
+        "uvicorn",
+        "pandas",
+        "pyarrow",
+    ]
+)
 
 # What makes one CPU run other code than the next: each of them changes what NumPy, torch, a driver or we compute with.
 SWITCHES = (
@@ -48,8 +82,52 @@ def machine() -> dict[str, Any]:
     }
 
 
-def provenance() -> dict[str, Any]:
-    """Date, commit and machine, to begin a result with."""
-    from anytorch.devices.bench.suite import commit, today
+def versions() -> dict[str, str]:
+    """What is installed beside this script, of the packages a result can depend on."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
-    return {"date": today(), "commit": commit(), "machine": machine()}
+
+def commit() -> tuple[str | None, bool | None]:
+    """The commit that runs, and whether anything was changed since; (None, None) where neither is known.
+
+    ANYTORCH_COMMIT (a hash, perhaps with "-dirty") says it on a machine to which a copy was sent without its history.
+    """
+    told = os.environ.get("ANYTORCH_COMMIT")
+    if told is None:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--match="],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        told = done.stdout.strip() if done.returncode == 0 else None
+    return (None, None) if not told else (told.removesuffix("-dirty"), told.endswith("-dirty"))
+
+
+def provenance() -> dict[str, Any]:
+    """Script, arguments, date, commit, versions and machine, to begin a result with."""
+    from anytorch.devices.bench.suite import today
+
+    found, dirty = commit()
+    script = Path(sys.argv[0]).resolve()
+    return {
+        "script": script.relative_to(ROOT).as_posix() if script.is_relative_to(ROOT) else script.name,
+        "arguments": sys.argv[1:],
+        "date": today(),
+        "commit": found,
+        "dirty": dirty,
+        "versions": versions(),
+        "machine": machine(),
+    }
+
+
+def write_results(path: Path, report: dict[str, Any]) -> None:
+    """Write a report, which begins with `provenance()`, to a file. Raises KeyError for one that does not."""
+    for name in ("script", "arguments", "date", "commit", "dirty", "versions", "machine"):
+        report[name]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import subprocess
 import time
 import warnings
@@ -33,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import provenance
+from provenance import provenance, write_results
 from torch import nn
 
 import anytorch
@@ -486,7 +485,7 @@ def main() -> None:
     }
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(body, indent=1) + "\n")
+        write_results(options.output, body)
         print(f"wrote {options.output}")
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import malformed
 import numpy as np
 from load import Run, Server, client_program, free_port, request_bytes, run_client, write_requests
-from provenance import machine, provenance
+from provenance import machine, provenance, write_results
 from serve_report import bad_day, write_docs
 
 from serve import mixed_texts, say
@@ -158,7 +158,7 @@ def main() -> None:
 
     def keep(name: str, found: dict[str, Any]) -> None:
         report[name] = {**provenance(), "machine": before, "workers": options.workers, **found}
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+        write_results(options.output, {**report, **provenance()})
 
     before = machine()
     with ExitStack() as stack:

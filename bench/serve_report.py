@@ -30,7 +30,7 @@ def serving(report: dict[str, Any]) -> str:
         f"{place(report)}, {report['rounds']} rounds of {report['seconds']:g} s; `bench/results/serve-cpu.json`.",
         f"{versions}.",
         "",
-        "| clients | | requests/s | p50 | p99 | CPU time per request | throughput, × infinity |",
+        "| clients | | requests/s | p50 | p99 | CPU time per request | throughput, × the best peer |",
         "|---|---|---|---|---|---|---|",
     ]
     for clients, found in report["results"].items():

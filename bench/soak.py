@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import signal
@@ -36,7 +35,7 @@ from typing import Any
 
 import numpy as np
 from load import Server, free_port
-from provenance import provenance
+from provenance import provenance, write_results
 from soak_clients import Clients, Tally
 
 RESULT = Path(__file__).parents[1] / "bench" / "results" / "soak-cpu.json"
@@ -314,7 +313,7 @@ def main() -> int:
         report["tracebacks_in_the_log"] = log.count("Traceback (most recent call last)")
         report["log"] = log[-3000:]
     report["broken"] = broken(soak, bounds, report)
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
+    write_results(options.output, report)
     show(report)
     for one in report["broken"]:
         print(f"broken: {one}", file=sys.stderr)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from provenance import provenance, write_results
 
 import anytorch
 
@@ -69,6 +70,7 @@ def main() -> None:
                 stood.append(seconds)
         assert found == expected, "the losses differ"
     answer: dict[str, Any] = {
+        **provenance(),
         "torch": torch.__version__,
         "steps": STEPS,
         "rounds": options.rounds,
@@ -82,7 +84,7 @@ def main() -> None:
     }
     print(json.dumps(answer, indent=2))
     if options.output:
-        options.output.write_text(json.dumps(answer, indent=2) + "\n")
+        write_results(options.output, answer)
 
 
 if __name__ == "__main__":

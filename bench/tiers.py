@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import provenance
+from provenance import provenance, write_results
 from torch import nn
 from torch.nn import functional
 
@@ -353,7 +353,7 @@ def run_gpu(options: argparse.Namespace) -> dict[str, Any]:
         result[name] = value
         log(f"[{options.seconds - left():.0f} s]", name, json.dumps(value))
         if options.output:
-            Path(options.output).write_text(json.dumps(result | stamp(), indent=1))
+            write_results(Path(options.output), result | stamp())
 
     gpu = Gpu(options.layers)
     device = gpu.device
@@ -580,7 +580,7 @@ def main() -> None:
     result = (run_cpu if options.part == "cpu" else run_gpu)(options) | stamp()
     text = json.dumps(result, indent=1)
     if options.output:
-        Path(options.output).write_text(text + "\n")
+        write_results(Path(options.output), result)
     sys.stdout.write(text + "\n")
 
 

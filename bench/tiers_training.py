@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance
+from provenance import provenance, write_results
 
 # Equal losses need kernels that add up in the same order every time (flash attention's backward does not by itself).
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -280,7 +280,7 @@ def main() -> None:
         f"if everything overlaps; the losses are equal"
     )
     if options.output:
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+        write_results(options.output, result)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from provenance import provenance
+from provenance import provenance, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "bench" / "results" / "trees.json"
@@ -170,7 +170,7 @@ def main() -> None:
             print(f"{job:9} {what:26} {old * 1e6:10.1f} µs {new * 1e6:10.1f} µs  {old / new:5.2f}  {said}", flush=True)
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=trees["old"], capture_output=True, text=True, check=True)
     body = {**provenance(), "old commit": head.stdout.strip(), "rounds": asked.rounds, "rows": rows}
-    asked.output.write_text(json.dumps(body, indent=1) + "\n")
+    write_results(asked.output, body)
 
 
 if __name__ == "__main__":

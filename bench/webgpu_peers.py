@@ -19,7 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from provenance import provenance
+from provenance import provenance, write_results
 
 COMMON = """
 import json, sys, time
@@ -118,7 +118,7 @@ def main() -> int:
         ratio = f"{theirs['wall_us'] / ours['wall_us']:.1f} / {theirs['cpu_us'] / ours['cpu_us']:.1f}"
         print(f"{work:16} {pair[0]:>22} {pair[1]:>22} {ratio:>14}")
     if options.output:
-        options.output.write_text(json.dumps({**provenance(), "best": best, "rounds": options.rounds}, indent=1) + "\n")
+        write_results(options.output, {**provenance(), "best": best, "rounds": options.rounds})
     return 0
 
 

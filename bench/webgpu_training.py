@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import provenance
+from provenance import provenance, write_results
 from torch import nn
 
 import anytorch.webgpu  # noqa: F401  (registers the device)
@@ -123,7 +122,7 @@ def main() -> int:
     if options.output:
         about = {**provenance(), "torch": torch.__version__}
         found = {"adapter": adapter.name, "fallbacks": fallbacks, "most_apart": worst, "losses": curves}
-        options.output.write_text(json.dumps({**about, **found}, indent=1))
+        write_results(options.output, {**about, **found})
     return 0 if worst < 0.05 else 1
 
 

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance
+from provenance import provenance, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 0.6
@@ -134,7 +134,7 @@ def main() -> None:
         f"answers differ by at most {off:.1e}; first vector after {min(firsts):.2f} s at best, usually {middle:.2f} s"
     )
     document = {
-        "provenance": provenance(),
+        **provenance(),
         "wheel": wheel.name,
         "nbytes": wheel.stat().st_size,
         "cpu_seconds": least,
@@ -144,7 +144,7 @@ def main() -> None:
         "first_vector_limit_s": LIMIT_S,
     }
     if options.output:
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
+        write_results(options.output, document)
 
 
 def flat(value: Any) -> list[float]:

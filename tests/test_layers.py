@@ -22,6 +22,8 @@ LAYERS = [
         "values",
         "counts",
         "errors",
+        "limits",
+        "imports",
         "files",
         "settings",
         "cache",

@@ -21,6 +21,7 @@ from typing import Any
 
 from anytorch.errors import ConfigError, did_you_mean
 from anytorch.files import replace_file
+from anytorch.limits import THREADS
 from anytorch.values import dataclass
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -47,7 +48,7 @@ def _checks(value: Any) -> str:
         raise ValueError("use on, off or now") from None
 
 
-MOST_THREADS = 1024  # of a CPU: more hold a machine up long before they could help
+MOST_THREADS = int(THREADS.most)  # of a CPU: more hold a machine up long before they could help
 
 
 def _positive_int(value: Any) -> int:

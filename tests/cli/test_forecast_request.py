@@ -72,11 +72,11 @@ def test_the_file_that_is_read_is_not_overwritten(
         (["--samples", "0"], "--samples 0: use a whole number"),
         (["--horizon", "1000000000"], "--horizon 1000000000: use a whole number from 1 to 10,000"),
         (["--horizon", "10000", "--samples", "10000"], "gives 100,000,000 bars; the limit is 10,000,000"),
-        (["--lookback", "-5"], "--lookback -5: use a whole number from 2 on"),
-        (["--lookback", "0"], "--lookback 0: use a whole number from 2 on"),
-        (["--context", "1"], "--context 1: use a whole number from 2 on"),
-        (["--top-k", "-1"], "--top-k -1: use a whole number from 0 on"),
-        (["--top-p", "1.5"], "--top-p 1.5: use a number above 0 and at most 1"),
+        (["--lookback", "-5"], "--lookback -5: use a whole number from 2 to 1,000,000"),
+        (["--lookback", "0"], "--lookback 0: use a whole number from 2"),
+        (["--context", "1"], "--context 1: use a whole number from 2"),
+        (["--top-k", "-1"], "--top-k -1: use a whole number from 0"),
+        (["--top-p", "1.5"], "--top-p 1.5: use a number above 0 and up to 1"),
         (["--top-p", "nan"], "--top-p nan"),
         (["--temperature", "0"], "--temperature 0: use a number above 0"),
         (["--temperature", "inf"], "--temperature inf"),
@@ -164,13 +164,13 @@ def test_how_to_draw_and_compute_is_passed_on(
     cli: Callable[..., Any], csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
-    real = KronosPredictor.predict_batch
+    real = KronosPredictor.forecast_batch
 
     def watched(self: KronosPredictor, *arguments: Any, **options: Any) -> Any:
         seen.update(options, dtype=self.model.norm.weight.dtype, quantization=self.quantization)
         return real(self, *arguments, **options)
 
-    monkeypatch.setattr(KronosPredictor, "predict_batch", watched)
+    monkeypatch.setattr(KronosPredictor, "forecast_batch", watched)
     wanted = ("--top-k", "5", "--top-p", "0.8", "--rolling", "evict", "--dtype", "bfloat16", "--quantization", "int8")
     told = cli("forecast", str(csv), *QUICK, *wanted, "--temperature", "0.7")
     assert told.status == 0, told.err
@@ -200,7 +200,7 @@ def test_a_lack_of_memory_is_no_bug(
     def lacking(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(KronosPredictor, "predict_batch", lacking)
+    monkeypatch.setattr(KronosPredictor, "forecast_batch", lacking)
     told = cli("forecast", str(csv), *QUICK, "--json")
     assert told.status == 1 and told.document["error"]["type"] == "OutOfMemory"
     assert "--samples 2, --horizon 2" in told.err and "fewer" in told.err
@@ -266,3 +266,16 @@ def test_a_zone_without_a_name_and_a_seed_that_is_not_used(cli: Callable[..., An
     sample_candles(60).to_csv(tmp_path / "a.csv", index=False)
     told = cli("forecast", str(tmp_path / "a.csv"), "--timezone", "")
     assert told.status != 0 and "unknown time zone ''" in told.err and "seed" not in told.err
+
+
+def test_a_series_of_single_values(cli: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "sales.csv"
+    days = [f"2024-01-{day:02},{value}" for day, value in enumerate([5, -2, 7, 1, 9, 4, 6, 8, 3, 2, 5, 0], 1)]
+    path.write_text("\n".join(["date,sales", *days, ""]))
+    asked = ("forecast", str(path), "--horizon", "2", "--samples", "2", "--device", "cpu", "--seed", "1")
+    told = cli(*asked, "--json")
+    document = json.loads(told.out)
+    assert told.status == 0 and len(document["series"][0]["forecast"]) == 2
+    assert any("one column of values, 'sales'" in note for note in document["series"][0]["guessed"])
+    told = cli(*asked, "--lookback", "5000")
+    assert told.status == 0 and "--lookback 5000: the model sees" in told.err

@@ -11,12 +11,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from anytorch.cli import output as output_module
 from anytorch.cli.output import Output, aligned, decorated, finite
@@ -232,3 +234,20 @@ def test_the_startup_benchmark_checks_the_answers(monkeypatch: pytest.MonkeyPatc
         bench.check_answers(tools)
     assert bench.cpu_ms([sys.executable, "-c", "pass"]) > 0
     assert os.environ["PYTHONPATH"] == str(REPOSITORY / "src")
+
+
+def test_a_long_wait_is_told_and_a_short_one_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    with Output().waiting("loading the model", after_s=1000):
+        pass
+    assert capsys.readouterr() == ("", "")
+    err = ""
+    with Output(json=True).waiting("loading the model", after_s=0.0, every_s=0.01):
+
+        def told() -> bool:
+            nonlocal err
+            err += capsys.readouterr().err
+            return "s so far" in err
+
+        until(told, "both lines")
+    assert err.startswith("loading the model …\n")
+    assert not [thread for thread in threading.enumerate() if thread.name == "anytorch-waiting"]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,7 +36,8 @@ GROUPS: dict[str, list[str]] = {
     "triton: forecasts": ["tests/device/test_triton.py", "-k", "of_a_forecast"],
     "kernel graphs": ["tests/device/test_graph.py"],
     "recorded graphs": ["tests/device/test_recorded.py"],
-    "decoding in one launch": ["tests/device/test_persistent.py"],
+    "decoding in one launch": ["tests/device/test_persistent.py", "-k", "not packed and not several"],
+    "decoding several texts, packed weights": ["tests/device/test_persistent.py", "-k", "packed or several"],
     "tiers": ["tests/device/test_tiers.py"],
     "forecast steps": ["tests/device/test_forecast.py", "-k", "of_the_cpu and not kernels"],
     "forecast kernels": ["tests/device/test_forecast.py", "-k", "kernel"],
@@ -123,7 +123,7 @@ def run_group(name: str, arguments: list[str], variables: dict[str, str], scratc
 
 
 def described(variables: dict[str, str]) -> dict[str, Any]:
-    """Commit, device and versions, asked for in a process of its own."""
+    """Device and versions, asked for in a process of its own."""
     code = (
         "import json, platform, torch\n"
         "name = torch.get_device_module().get_device_name() if torch.accelerator.is_available() else 'cpu'\n"
@@ -131,15 +131,16 @@ def described(variables: dict[str, str]) -> dict[str, Any]:
     )
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
     told = json.loads(done.stdout.splitlines()[-1])
-    if shutil.which("git") and (ROOT / ".git").exists():
-        told["commit"] = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout.strip()
-    return {"commit": os.environ.get("ANYTORCH_COMMIT") or told.pop("commit", "unknown"), **told}
+    return dict(told)
+
+
+def provenance_of(variables: dict[str, str]) -> dict[str, Any]:
+    """What bench/provenance.py says, asked for where our sources are on the path."""
+    code = f"import json, sys; sys.path.insert(0, {str(ROOT / 'bench')!r}); sys.argv = [{str(Path(__file__))!r}]; "
+    code += "from provenance import provenance; print(json.dumps(provenance()))"
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
 
 
 def main() -> int:
@@ -173,8 +174,8 @@ def main() -> int:
     if not stand_in():
         short = "-".join(about["device"].lower().replace("nvidia", "").split()) or "device"
         output = Path(os.environ.get("OUTPUT") or ROOT / "bench" / "results" / f"device-tests-{short}.json")
+        whole = {**provenance_of(variables), **about, "passed": passed, **totals, "seconds": seconds, "groups": groups}
         output.parent.mkdir(parents=True, exist_ok=True)
-        whole = {**about, "passed": passed, **totals, "seconds": seconds, "groups": groups}
         output.write_text(json.dumps(whole, indent=1) + "\n")
         print(f"written to {output}")
     return 1 if totals["failed"] or not passed else 0

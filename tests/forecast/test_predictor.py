@@ -39,7 +39,7 @@ def test_samples_and_quantiles(minutes: Any, predictor: Any) -> None:
     history = minutes.iloc[:30]
     mean = made.predict(history, pred_len=6, sample_count=4, seed=1, verbose=False)
     assert isinstance(mean, pd.DataFrame)
-    found = made.predict(history, pred_len=6, sample_count=4, seed=1, return_samples=True, quantiles=(0.0, 0.5, 1.0))
+    found = made.forecast(history, pred_len=6, sample_count=4, seed=1, quantiles=(0.0, 0.5, 1.0))
     assert isinstance(found, Forecast)
     pd.testing.assert_frame_equal(found.mean, mean)
     assert found.samples.shape == (4, 6, 6) and found.samples.dtype == np.float32
@@ -48,9 +48,13 @@ def test_samples_and_quantiles(minutes: Any, predictor: Any) -> None:
     np.testing.assert_allclose(found.quantiles[1.0].to_numpy(), found.samples.max(0))
     np.testing.assert_allclose(found.quantiles[0.5].to_numpy(), np.median(found.samples, axis=0), rtol=1e-6)
     assert (found.quantiles[0.5].index == mean.index).all()
-    assert made.predict(history, pred_len=2, quantiles=(0.5,), seed=1).samples is None
+    for name in ("quantiles", "return_samples"):
+        with pytest.raises(UsageError, match=f"{name}= asks for more"):
+            made.predict(history, pred_len=2, **{name: (0.5,)})
+        with pytest.raises(UsageError, match=f"{name}= asks for more"):
+            made.predict_batch([history], pred_len=2, **{name: (0.5,)})
     with pytest.raises(InputError, match="quantile 90 is not between 0 and 1"):
-        made.predict(history, pred_len=2, quantiles=(90,))
+        made.forecast(history, pred_len=2, quantiles=(90,))
 
 
 def test_seeds(minutes: Any, predictor: Any) -> None:
@@ -126,7 +130,7 @@ def test_one_draw_is_that_of_multinomial() -> None:
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"sample_count": 0}, "sample_count is 0"),
         ({"rolling": "slide"}, "rolling is 'slide'"),
-        ({"pred_len": 0}, "pred_len is 0; use at least 1"),
+        ({"pred_len": 0}, "pred_len is 0; use a whole number from 1 to"),
         ({"pred_len": 2.5}, "pred_len is 2.5, not a whole number"),
         ({"pred_len": "3"}, "pred_len is '3', not a whole number"),
         ({"T": "1"}, "T is '1', not a number"),
@@ -135,7 +139,7 @@ def test_one_draw_is_that_of_multinomial() -> None:
         ({"sample_count": 2.0}, "sample_count is 2.0, not a whole number"),
         ({"sample_count": True}, "sample_count is True, not a whole number"),
         ({"seed": 1.5}, "seed is 1.5, not a whole number"),
-        ({"seed": -1}, "seed is -1; use a whole number from 0 on"),
+        ({"seed": -1}, "seed is -1; use a whole number from 0 to"),
         ({"quantiles": 0.5}, "quantiles is 0.5, not a list of levels"),
         ({"quantiles": "0.1,0.9"}, "quantiles is '0.1,0.9', not a list"),
         ({"quantiles": ("half",)}, "a quantile is 'half', not a number"),
@@ -143,7 +147,7 @@ def test_one_draw_is_that_of_multinomial() -> None:
 )
 def test_options_that_mean_nothing(options: dict[str, Any], words: str, minutes: Any, predictor: Any) -> None:
     with pytest.raises(InputError, match=words):
-        predictor("a").predict(minutes.iloc[:20], **{"pred_len": 2, **options})
+        predictor("a").forecast(minutes.iloc[:20], **{"pred_len": 2, **options})
 
 
 def test_top_k_may_be_none(minutes: Any, predictor: Any) -> None:
@@ -155,9 +159,9 @@ def test_volume_that_is_not_negative(minutes: Any, predictor: Any) -> None:
     made, history = predictor("a"), minutes.iloc[:40].copy()
     history[["volume", "amount"]] = 0.0
     history.loc[7, ["volume", "amount"]] = 1e6  # one burst: zero is a fraction of a standard deviation below the mean
-    options: Any = {"pred_len": 30, "sample_count": 3, "seed": 0, "return_samples": True}
-    free = made.predict(history, **options)
-    cut = made.predict(history, non_negative_volume=True, **options)
+    options: Any = {"pred_len": 30, "sample_count": 3, "seed": 0}
+    free = made.forecast(history, **options)
+    cut = made.forecast(history, non_negative_volume=True, **options)
     assert (free.samples[..., 4:] < 0).any(), "or this shows nothing"
     assert (cut.samples[..., 4:] >= 0).all() and (cut.mean[["volume", "amount"]] >= 0).all().all()
     np.testing.assert_allclose(cut.samples[..., :4], free.samples[..., :4])
@@ -256,7 +260,7 @@ def test_a_bar_at_a_terminal(minutes: Any, predictor: Any, monkeypatch: pytest.M
 def test_numbers_of_numpy(minutes: Any, predictor: Any) -> None:
     made, history = predictor("a"), minutes.iloc[:30]
     plain = made.predict(history, pred_len=3, sample_count=2, T=0.9, top_k=4, seed=5, verbose=False)
-    found = made.predict(
+    found = made.forecast(
         history,
         pred_len=np.int64(3),
         sample_count=np.int32(2),

@@ -20,7 +20,7 @@ class Fake:
         self.batches: list[list[str]] = []
         self.gate = threading.Event()
 
-    def predict_batch(self, df_list: Any, **options: Any) -> list[str]:
+    def forecast_batch(self, df_list: Any, **options: Any) -> list[str]:
         assert self.gate.wait(120)
         self.batches.append(list(df_list))
         if "bad" in df_list:
@@ -83,7 +83,7 @@ class Stepping:
     def __init__(self) -> None:
         self.steps = 0
 
-    def predict_batch(self, df_list: Any, *, pred_len: int, verbose: Any, **_: Any) -> list[str]:
+    def forecast_batch(self, df_list: Any, *, pred_len: int, verbose: Any, **_: Any) -> list[str]:
         for step in range(pred_len):
             self.steps += 1
             time.sleep(0.002)
@@ -147,7 +147,7 @@ def test_the_pace_is_that_of_the_steps_alone() -> None:
 class Costly:
     """A predictor that takes 20 ms, however little is asked for, and next to nothing for the rest."""
 
-    def predict_batch(self, df_list: Any, **_: Any) -> list[str]:
+    def forecast_batch(self, df_list: Any, **_: Any) -> list[str]:
         time.sleep(0.02)
         return list(df_list)
 

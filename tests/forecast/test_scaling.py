@@ -35,7 +35,7 @@ def test_the_published_scaling_to_the_last_bit(minutes: Any) -> None:
 def test_small_prices_are_told_and_named(minutes: Any, predictor: Any, caplog: pytest.LogCaptureFixture) -> None:
     made, history = predictor("a"), small(minutes.iloc[:40], 1e-7)
     with caplog.at_level(logging.WARNING, logger="anytorch"):
-        told = made.predict(history, pred_len=4, top_k=1, return_samples=True, verbose=False)
+        told = made.forecast(history, pred_len=4, top_k=1, verbose=False)
     (words,) = told.warnings
     assert words.startswith("the history, columns open, high, low, close: the values vary by only ")
     assert "the model sees 0.0" in words and "rescale=True" in words and words in caplog.text

@@ -54,10 +54,43 @@ def test_only_one_at_a_time_and_closing_ends_it(service: Any, runs: Path) -> Non
         second = service.client.post("/v1/benchmark", json=QUICK)
         assert second.status_code == 409 and second.json()["type"].endswith("benchmark-under-way")
     until(
-        lambda: not service.app.guard.under_way and service.state.benchmarks._reserved_at is None,
+        lambda: not service.app.guard.under_way and service.state.benchmarks._live is None,
         "it to end without its reader",
         50,  # sooner than it would end by itself
     )
+
+
+def test_a_reader_that_comes_back_finds_all_of_it(service: Any, runs: Path) -> None:
+    """What a page does that is loaded again."""
+    assert service.client.get("/v1/benchmark/running").json() == {"seconds": None, "devices": None}
+    assert service.client.get("/v1/benchmark/running/events").status_code == 404
+    body = {**QUICK, "seconds": 30.0, "workloads": None, "keep_s": 60.0}
+    with service.client.stream("POST", "/v1/benchmark", json=body, timeout=120) as answer:
+        told = events(answer.iter_lines())
+        first = next(told)
+        for name, _ in told:
+            if name == "result":
+                break
+    assert service.client.get("/v1/benchmark/running").json() == {"seconds": 30.0, "devices": ["cpu"]}
+    with service.client.stream("GET", "/v1/benchmark/running/events", timeout=120) as answer:
+        again = events(answer.iter_lines())
+        assert next(again) == first
+        for name, _ in again:
+            if name == "result":
+                break
+        assert service.client.delete("/v1/benchmark/running").status_code == 204
+        assert "done" not in [name for name, _ in again], "it was ended"
+    assert service.client.get("/v1/benchmark/running").json()["seconds"] is None
+    (kept,) = service.client.get("/v1/benchmark/runs").json()["runs"]
+    assert kept["partial"] and kept["rows"]
+    assert service.client.delete("/v1/benchmark/running").status_code == 204, "nothing runs: nothing to end"
+
+
+def test_nobody_comes_back(service: Any, runs: Path) -> None:
+    body = {**QUICK, "seconds": 60.0, "workloads": None, "keep_s": 0.2}
+    with service.client.stream("POST", "/v1/benchmark", json=body, timeout=120) as answer:
+        next(events(answer.iter_lines()))
+    until(lambda: service.state.benchmarks._live is None, "it to end without a reader", 50)
 
 
 @pytest.mark.parametrize(

@@ -134,14 +134,14 @@ def test_too_many_rows(serve: Callable[..., Any], table: Any) -> None:
 def test_a_deadline_ends_the_computation(forecaster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = forecaster.state.models.loaded("forecast")[0].queue
     computed: list[int] = []
-    real = queue._predictor.predict_batch
+    real = queue._predictor.forecast_batch
 
     def noting(*given: Any, pred_len: int, **options: Any) -> Any:
         found = real(*given, pred_len=pred_len, **options)
         computed.append(pred_len)
         return found
 
-    monkeypatch.setattr(queue._predictor, "predict_batch", noting)
+    monkeypatch.setattr(queue._predictor, "forecast_batch", noting)
     body = {"sample": True, "horizon": 1000, "samples": 20}
     late = forecaster.client.post("/v1/forecast", json=body, headers={"X-Request-Timeout": "0.5"})
     assert late.status_code == 504, late.text

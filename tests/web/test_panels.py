@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 expect = pytest.importorskip("playwright.sync_api").expect
+ROOT = Path(__file__).parents[2]
 Open = Callable[..., Any]
 
 
@@ -258,11 +259,10 @@ def test_forecast_of_a_file(visit: Open, tmp_path: Path) -> None:
 def test_generate(visit: Open) -> None:
     tab = visit()
     panel = tab.open("generate")
-    # In the folder, but not loaded: it is offered, and loading it opens the panel. A later test finds it loaded.
-    panel.locator(".model").locator("select, .model-line").first.wait_for()
-    if not panel.get_by_role("button", name="Generate").is_visible():
-        expect(panel).to_contain_text("No text model is loaded")
-        panel.get_by_label("Model").select_option(label="tiny-llama (load)")
+    # The built-in model waits for the first request; one of the folder is offered, and loaded when it is chosen.
+    expect(panel.get_by_role("button", name="Generate")).to_be_visible()
+    panel.get_by_label("Model").select_option("tiny-llama")
+    expect(panel.locator(".model-line")).to_contain_text("tiny-llama")
     panel.get_by_label("Prompt").fill("one word after")
     panel.get_by_label("At most").fill("24")
     panel.get_by_role("button", name="Generate").click()
@@ -359,3 +359,61 @@ def test_graphs_with_odd_pictures_and_without_any(visit: Open) -> None:
     tab.page.locator("#tab-devices").click()
     tab.page.locator("#tab-graphs").click()
     expect(panel).to_contain_text("Nothing has been tuned yet")
+    expect(panel.get_by_role("button", name=re.compile("superoptimize"))).to_be_visible()
+
+
+def test_the_command_that_fills_graphs(run_python: Callable[..., Any], shared_libraries: Path) -> None:
+    """What the empty panel offers, as it is printed there (with a search of one schedule, which takes less)."""
+    script = (ROOT / "src/anytorch/serve/web/panels/graphs.js").read_text()
+    (command,) = re.findall(r'^const SEARCH = "python -c (.*)";$', script, re.M)
+    code = json.loads(f'"{command}"').strip('"')
+    few = "from anytorch.graph import search; search.QUICK = search.FEW = search.MANY = 1\n"
+    listed = "\nfrom anytorch.serve import graphs\nassert graphs.graphs()\n"
+    run_python(few + code + listed, env={"ANYTORCH_CACHE_DIR": str(shared_libraries), "ANYTORCH_MEASURE_S": "0.2"})
+
+
+def test_a_reload_keeps_what_was_typed(visit: Open, tmp_path: Path) -> None:
+    tab = visit()
+    panel = tab.open("embeddings")
+    panel.get_by_label("Texts, one on each line").fill("one\ntwo\nthree")
+    panel = tab.open("forecast")
+    panel.get_by_label("Bars ahead").fill("7")
+    days = [f"2024-01-{day:02},{day * 3 % 7}" for day in range(1, 20)]
+    (tmp_path / "sales.csv").write_text("\n".join(["date,sales", *days, ""]))
+    panel.locator("input[type=file]").set_input_files(tmp_path / "sales.csv")
+    expect(panel.locator(".chosen")).to_contain_text("sales.csv: 19 rows")
+    tab.page.reload()
+    expect(panel.get_by_label("Bars ahead")).to_have_value("7")
+    expect(panel.locator(".chosen")).to_contain_text("sales.csv: 19 rows")
+    panel.get_by_label("Paths").fill("2")
+    panel.get_by_role("button", name="Forecast", exact=True).click()  # a series of single values
+    panel.get_by_text("How the file was read").click()
+    expect(panel).to_contain_text("one column of values, 'sales'")
+    tab.open("embeddings")
+    expect(tab.page.get_by_label("Texts, one on each line")).to_have_value("one\ntwo\nthree")
+
+
+def test_a_reload_follows_the_running_benchmark(visit: Open) -> None:
+    tab = visit()
+    panel = tab.open("benchmark")
+    panel.get_by_label("Length").select_option("60")
+    panel.get_by_role("button", name="Run the benchmark").click()
+    expect(panel.locator(".rate-table tbody tr").first).to_be_visible()
+    tab.page.reload()
+    expect(panel.get_by_role("progressbar")).to_be_visible()
+    expect(panel.get_by_label("Length")).to_have_value("60")
+    panel.get_by_role("button", name="Stop").click()
+    expect(panel.get_by_role("button", name="Run the benchmark")).to_be_enabled()
+
+
+@pytest.mark.parametrize(("chat", "kind"), [(False, "Continue the text"), (True, "Answer"), (None, "Answer")])
+def test_generate_begins_with_what_the_model_is_made_for(visit: Open, chat: bool | None, kind: str) -> None:
+    model = {"id": "m", "job": "text", "device": "cpu", "loaded": True, "default": True, "chat": chat}
+    tab = visit()
+    tab.page.route("**/api/models", lambda route: route.fulfill(json={"models": [model]}))
+    panel = tab.open("generate")
+    expect(panel.get_by_role("radio", name=kind)).to_be_checked()
+    other = panel.get_by_text("Answer" if kind != "Answer" else "Continue the text")
+    other.click()
+    tab.page.reload()
+    expect(panel.get_by_role("radio", name=kind)).not_to_be_checked()  # what was chosen is kept

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,13 +11,12 @@ from anytorch.errors import PackageMissing, UsageError
 from anytorch.quant.formats import parse
 
 # A forecast's paths are kept whole for their quantiles: about 100 bytes for a bar of one path.
-MOST_STEPS, MOST_PATHS, MOST_BARS = 10_000, 10_000, 10_000_000
-SEEDS = 2**63
+MOST_BARS = 10_000_000
 
 
 def check(options: argparse.Namespace) -> None:
     """Check the options; raises UsageError, also for an output that cannot be written."""
-    check_numbers(options)
+    check_bars(options, 1)
     if bool(options.file) == options.sample:
         raise UsageError(
             "give one file of candles, or --sample" + (", not both" if options.file else ""),
@@ -40,27 +38,6 @@ def check(options: argparse.Namespace) -> None:
         new_file(text, option, source=options.file)
         if suffix in (".parquet", ".png", ".svg") and find_spec(package) is None:
             raise PackageMissing(f"{option} {text} needs {package}", hint=f"pip install 'anytorch[{extra}]'")
-
-
-def check_numbers(options: argparse.Namespace) -> None:
-    for option, value, least, most in (
-        ("--horizon", options.horizon, 1, MOST_STEPS),
-        ("--samples", options.samples, 1, MOST_PATHS),
-        ("--lookback", options.lookback, 2, math.inf),
-        ("--context", options.context, 2, math.inf),
-        ("--top-k", options.top_k, 0, math.inf),
-        ("--seed", options.seed, 0, SEEDS - 1),
-    ):
-        if value is not None and not least <= value <= most:
-            upto = f"from {least:,} to {most:,}" if most < math.inf else f"from {least} on"
-            raise UsageError(f"{option} {value}: use a whole number {upto}")
-    check_bars(options, 1)
-    if not 0 < options.temperature < math.inf:
-        raise UsageError(
-            f"--temperature {options.temperature:g}: use a number above 0", hint="--top-k 1 is deterministic"
-        )
-    if not 0 < options.top_p <= 1:
-        raise UsageError(f"--top-p {options.top_p:g}: use a number above 0 and at most 1")
 
 
 def check_bars(options: argparse.Namespace, series: int) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from anytorch.devices.bench import Progress
 
 Row = Sequence[object]
+TRYING = "trying the devices, each in a process of its own; the result is kept until something changes"
 
 
 class Unwritable(Exception):
@@ -163,6 +164,28 @@ class Output:
                 bar.update(task, completed=done, total=total, description=f"{title}: {what}" if what else title)
 
             yield show
+
+    @contextmanager
+    def waiting(self, what: str, *, after_s: float = 2.0, every_s: float = 15.0) -> Iterator[None]:
+        """Say on standard error what is being waited for, where the block takes longer than a moment."""
+        from threading import Event, Thread
+
+        over, began = Event(), time.monotonic()
+
+        def tell() -> None:
+            pause, line = after_s, f"{what} …"
+            while not over.wait(pause):
+                say(line)
+                pause = every_s
+                line = f"{what}: {time.monotonic() - began + every_s:.0f} s so far …"
+
+        teller = Thread(target=tell, name="anytorch-waiting", daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            over.set()
+            teller.join()
 
     @contextmanager
     def fallbacks_told(self) -> Iterator[list[str]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
 from anytorch._version import __version__
 from anytorch.cli.output import Output, answer
 from anytorch.errors import UsageError
+from anytorch.limits import Limit
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -146,10 +147,12 @@ COMMANDS: dict[str, Command] = {
         "anytorch embed texts.txt --output texts.parquet    one text per line; can be resumed\n"
         "anytorch embed reviews.csv --column body --output reviews.npy --quantization int8\n"
         "anytorch embed texts.parquet --search refund --k 3    the nearest in meaning, by the stored vectors\n"
+        "anytorch embed notes/ --search 'where did I put it'    a folder; its index is kept and updated\n"
         "anytorch embed - --dim 64 > vectors.jsonl    texts from standard input, one JSON list each",
     ),
     "generate": Command(
         "continue a text or answer a message with a language model",
+        'anytorch generate "The with statement"    by the small model that comes with anytorch\n'
         'anytorch generate "Once upon a time" --model ./Qwen3-0.6B --max-tokens 100\n'
         'anytorch generate "Why is the sky blue?" --model ./Qwen3-0.6B --chat --temperature 0\n'
         "anytorch generate - --model ./Llama-3.1-8B --quantization int4 --device-budget 4GiB < prompt.txt",
@@ -191,6 +194,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}", hint=f"run `{self.prog} --help`")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """As argparse's; a number beyond its limit is told as every other invalid argument here."""
+        if isinstance(action.type, number):
+            try:
+                return action.type(arg_string)
+            except ValueError as exc:
+                name = action.option_strings[-1] if action.option_strings else action.metavar
+                raise UsageError(f"{self.prog}: {name} {exc}", hint=f"run `{self.prog} --help`") from exc
+        return super()._get_value(action, arg_string)
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         """Print help or version, also on a terminal that is not UTF-8, where argparse itself fails."""
@@ -264,11 +277,21 @@ def check_command(name: str) -> None:
     )
 
 
+class number:
+    """An argparse type for a number within a limit: `type=number(limits.THREADS)`."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
+
+    def __call__(self, text: str) -> int | float:
+        return self.limit.parse(text)
+
+
 def add_options(parser: argparse.ArgumentParser, *rows: str | tuple[Any, ...]) -> None:
     """Add a table of options to a command.
 
-    A row is ("--flag", help) for a switch, ("--name METAVAR", help) for a text, and has between the two the default or,
-    where that is None, the type, or a dictionary of argparse's own words. A text alone begins a group of that title.
+    A row is ("--flag", help) for a switch, ("--name METAVAR", help) for a text, and has between the two a default, a type,
+    the Limit of a number, or a dictionary of argparse's own words. A text alone begins a group of that title.
     """
     group: argparse._ActionsContainer = parser
     for row in rows:
@@ -281,8 +304,12 @@ def add_options(parser: argparse.ArgumentParser, *rows: str | tuple[Any, ...]) -
         for given in between:
             if isinstance(given, dict):
                 more = given
+            elif isinstance(given, Limit):
+                more = {**more, "type": number(given)}
+            elif isinstance(given, type):
+                more = {"type": given}
             else:
-                more = {"type": given} if isinstance(given, type) else {"type": type(given), "default": given}
+                more = {"default": given}
         group.add_argument(flag, help=told, **({"metavar": metavar} if metavar else {}), **more)
 
 

@@ -179,9 +179,9 @@ class AnytorchForecast(Node, title="Forecast", group="engines"):
         predictor = kept(key, lambda: load_predictor(model, tokenizer or None, device=where))
         bar.at(2)
         seen = history.iloc[-predictor.max_context :]
-        found = predictor.predict(
+        found = predictor.forecast(
             seen, y_timestamp=future_times(history["timestamps"], horizon), pred_len=horizon, T=temperature, top_p=top_p,
-            sample_count=samples, seed=draw_seed, verbose=False, return_samples=True, quantiles=QUANTILES,
+            sample_count=samples, seed=draw_seed, verbose=False, quantiles=QUANTILES,
             non_negative_volume=True,
             rescale=True,
         )  # fmt: skip

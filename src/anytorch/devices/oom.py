@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.devices.memory import cleanup
 from anytorch.errors import AnytorchError, OutOfMemory, UsageError
 from anytorch.measured import store
@@ -102,8 +102,9 @@ def fit_batch(
     >>> fit_batch(lambda batch: sum(range(batch)), 8).batch
     8
     """
-    if start < minimum or minimum < 1:
-        raise UsageError(f"fit_batch: start ({start}) must be at least minimum ({minimum}), and minimum at least 1")
+    start, minimum = limits.COUNT.check("start", start), limits.COUNT.check("minimum", minimum)
+    if start < minimum:
+        raise UsageError(f"fit_batch: start ({start}) must be at least minimum ({minimum})")
     batch = min(start, max(minimum, _recall(key, remember) or start))
     too_large: list[int] = []
     while True:

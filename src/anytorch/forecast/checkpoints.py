@@ -13,6 +13,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from anytorch import limits
 from anytorch._version import __version__
 from anytorch.errors import ModelError
 from anytorch.files import replace_file
@@ -116,7 +117,7 @@ def choose_checkpoint(
         check_name(tokenizer, "tokenizer")
     name = str(model)
     if max_context is not None:
-        max_context = whole_number("max_context", max_context, 2, "a window has at least 2 rows")
+        max_context = whole_number("max_context", max_context, limits.WINDOW, "a window has at least 2 rows")
     told: TrainedWith | None = None
     if name in (TINY, str(tiny_folder("model"))):
         found = ChosenCheckpoint(str(tiny_folder("model")), TINY, MAX_CONTEXT)

@@ -17,27 +17,30 @@ from typing import Any
 
 import numpy as np
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.counts import counted
 from anytorch.errors import InputError
+from anytorch.forecast.candles.columns import COUNTED, value_column
 from anytorch.forecast.candles.read import problems
 from anytorch.forecast.candles.rhythm import future_times
+from anytorch.forecast.candles.single import as_candles, counted_days, is_single, marked
 from anytorch.forecast.candles.tables import FIELDS, PRICES, as_pandas, column_values, listed
 from anytorch.forecast.candles.tables import pandas as pd
 from anytorch.forecast.candles.times import parse_times
 from anytorch.forecast.decoding.sampling import Sampler
+from anytorch.limits import Limit
 
 
-def whole_number(name: str, value: Any, least: int, why: str) -> int:
-    """Any kind of integer (NumPy's, too) from `least` on; `why` ends the message for one below it."""
+def whole_number(name: str, value: Any, limit: Limit, why: str = "") -> int:
+    """Any kind of integer (NumPy's, too) within the limit; `why` ends the message for one below it."""
     try:
         found = operator.index(value)
     except TypeError:
         found = None
     if found is None or isinstance(value, bool):
         raise InputError(f"{name} is {value!r}, not a whole number")
-    if found < least:
-        raise InputError(f"{name} is {found}; {why}")
+    if not limit.holds(found):
+        raise InputError(f"{name} is {found}; {why if why and found < limit.least else limit.words}")
     return found
 
 
@@ -52,7 +55,7 @@ def make_sampler(T: Any, top_k: Any, top_p: Any) -> Sampler:
     """How ids are drawn. None for `top_k` or `top_p` means that it does not cut."""
     return Sampler(
         real_number("T", T),
-        0 if top_k is None else whole_number("top_k", top_k, 0, "it must not be negative; 0 keeps all ids"),
+        0 if top_k is None else whole_number("top_k", top_k, limits.TOP_K, "it must not be negative; 0 keeps all ids"),
         1.0 if top_p is None else real_number("top_p", top_p),
     )
 
@@ -87,6 +90,9 @@ def history_times(frame: pd.DataFrame, given: Any, where: str) -> pd.DatetimeInd
             raise InputError(f"{where} has {len(found)} columns called {found[0]!r}", hint="keep one of them")
         if found:
             return as_times(frame[found[0]], f"{where}, column {found[0]!r}")
+    if with_prices(frame, where) is not frame:
+        log.warning("%s: %s", where, COUNTED)
+        return counted_days(len(frame))
     raise InputError(
         f"{where} has no timestamps: x_timestamp is missing, and neither its index nor a column holds them",
         hint="pass x_timestamp, or a frame with a DatetimeIndex or a column 'timestamps'",
@@ -182,19 +188,23 @@ def read_series(
     where: str,
     checks: bool,
     rescale: bool = False,
+    lookback: int | None = None,
 ) -> Series:
-    """Check one history and the times to forecast. Raises InputError."""
+    """Check one history (its last `lookback` rows) and the times to forecast. Raises InputError."""
     if pred_len is not None:
-        pred_len = whole_number("pred_len", pred_len, 1, "use at least 1")
+        pred_len = whole_number("pred_len", pred_len, limits.STEPS)
     frame = as_frame(table, where)
     times = history_times(frame, x_timestamp, where)
+    frame = with_prices(frame, where)
     if len(times) != len(frame):
         raise InputError(f"{where} has {len(frame)} rows and {len(times)} timestamps")
     if len(frame) < SHORTEST:
         raise InputError(
             f"{where} has {counted(len(frame), 'row')}; at least {SHORTEST} are needed", hint="give more history"
         )
-    values = with_volume(frame, where)
+    if lookback is not None:
+        frame, times = frame.iloc[-lookback:], times[-lookback:]
+    values = marked(with_volume(frame, where), is_single(frame))
     refuse_missing(values, times, where)
     if checks:
         refuse_problems(values, times, where)
@@ -232,8 +242,25 @@ def read_series(
     return Series(where, found.normal, found.mean, found.scale, stamps(times), stamps(future), index, found.warnings)
 
 
+def with_prices(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+    """The frame; one with a single column of values, besides its times, as candles (candles/single.py)."""
+    names = [name for name in frame.columns if str(name).lower() not in TIME_COLUMNS]
+    numeric = [name for name in names if pd.api.types.is_numeric_dtype(frame[name])] if frame.columns.is_unique else []
+    value = value_column({name: name for name in FIELDS if name in names}, numeric)
+    if value is None:
+        return frame
+    close = pd.to_numeric(frame[value], errors="coerce")
+    return as_candles(frame.drop(columns=[value]).assign(close=close))
+
+
 def as_frame(table: Any, where: str) -> pd.DataFrame:
-    """A pandas frame with our columns by our names; NumPy's are taken in the order of FIELDS."""
+    """A pandas frame with our columns by our names; NumPy's are taken in the order of FIELDS; a row of numbers is values."""
+    if isinstance(table, pd.Series):
+        return table.to_frame("close")
+    if isinstance(table, (list, tuple)) and table and all(isinstance(one, numbers.Real) for one in table):
+        table = np.asarray(table, dtype=float)
+    if isinstance(table, np.ndarray) and table.ndim == 1 and table.dtype.kind in "iuf":
+        return pd.DataFrame({"close": table})
     if (frame := as_pandas(table, where)) is not None:
         # `Open`, `Volume`, … by our names, where only one column can be meant and ours is not there.
         names = list(frame.columns)
@@ -244,8 +271,8 @@ def as_frame(table: Any, where: str) -> pd.DataFrame:
         return pd.DataFrame(table, columns=list(FIELDS[: table.shape[1]]))
     raise InputError(
         f"{where} is a {type(table).__name__}" + (f" of shape {table.shape}" if isinstance(table, np.ndarray) else ""),
-        hint="give a pandas or polars DataFrame with open, high, low, close (volume, amount), or an array with those "
-        "columns in that order",
+        hint="give a pandas or polars DataFrame with open, high, low, close (volume, amount), an array with those "
+        "columns in that order, or one column of values",
     )
 
 
@@ -287,7 +314,7 @@ def refuse_missing(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) ->
 
 def refuse_problems(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) -> None:
     """The kinds in REFUSED raise; huge gaps and constant prices can be forecast, and are logged."""
-    for problem in problems(values.assign(timestamps=pd.Series(times)), range(len(times))):
+    for problem in problems(marked(values.assign(timestamps=pd.Series(times)), is_single(values)), range(len(times))):
         text = f"{where}, row {problem.line} ({times[problem.line]}), column {problem.column!r}: {problem.text}"
         text += f" (and {problem.count - 1} more)" if problem.count > 1 else ""
         if problem.kind in REFUSED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.counts import counted
 from anytorch.devices.choose import resolve
 from anytorch.devices.locate import locate
@@ -50,7 +50,7 @@ from anytorch.forecast.inputs import (
 )
 from anytorch.forecast.kernels.choice import told
 from anytorch.forecast.model import STAMPS, Kronos, KronosTokenizer
-from anytorch.forecast.results import Paths, joined, make_forecast, values_of
+from anytorch.forecast.results import Forecast, Paths, joined, make_forecast, values_of
 
 log = logs.logger(__name__)
 Rolling = Literal["exact", "evict", "trim"]
@@ -84,12 +84,12 @@ class KronosPredictor:
         threads: int | Literal["auto"] | None = "auto",
     ) -> None:
         check_pair(model, tokenizer)
-        max_context = whole_number("max_context", max_context, 2, "a window has at least 2 rows")
+        max_context = whole_number("max_context", max_context, limits.WINDOW, "a window has at least 2 rows")
         clip = real_number("clip", clip)
         if not clip > 0:
             raise UsageError(f"clip is {clip} and must be above 0")
         if threads is not None and not (isinstance(threads, str) and threads == "auto"):
-            threads = whole_number("threads", threads, 1, "use at least one, or 'auto'")
+            threads = whole_number("threads", threads, limits.THREADS, "use at least one, or 'auto'")
         if not isinstance(quantization, (str, type(None))):
             raise UsageError(f"quantization is {quantization!r}, not a name", hint='quantization="int8"')
         self.resolution = resolve(device)
@@ -126,38 +126,21 @@ class KronosPredictor:
         sample_count: int = 1,
         verbose: Verbose = True,
         seed: int | None = None,
-        *,
-        return_samples: bool = False,
-        quantiles: Sequence[float] | None = None,
-        non_negative_volume: bool = False,
-        rolling: Rolling = "exact",
-        checks: bool = True,
-        rescale: bool = False,
+        **options: Any,
     ) -> Any:
         """Forecast one series: a float32 DataFrame with open, high, low, close, volume, amount, indexed by time.
 
-        `df` has open, high, low, close and perhaps volume and amount (pandas, polars, or an array in that order).
+        `df` has open, high, low, close and perhaps volume and amount (pandas, polars, or an array in that order), or is a
+        series of single values (a column, a pandas Series, a list of numbers), whose forecast is `close`.
         Timestamps may be left out: the history's are then looked for in `df`, the future's continue its rhythm.
         `T`, `top_k` and `top_p` shape the draws (`top_k=1` is greedy); the answer is the mean of `sample_count` paths.
         The same `seed` gives the same paths on every device; without one, torch's own generator decides.
-        With `return_samples` or `quantiles` the answer is a `Forecast`, which has every path and every level.
-        `rolling` says what happens when history and forecast outgrow `max_context`: "exact" is the published
-        behaviour, "evict" and "trim" are faster and give other numbers (see docs/concepts/kronos.md).
-        `checks=False` takes prices of zero and below, and times out of order, as the published code does.
-        `rescale` counts a column in a unit of its own where the published scaling loses it: prices around 1e-6, of which
-        a warning tells, and amounts around 1e30, which are refused otherwise.
+        Paths and quantiles: `forecast`, which also says what the `options` are.
         Raises InputError naming the row and column that cannot be used.
         """
-        (found,) = self.predict_batch(
-            *([df], [x_timestamp], [y_timestamp], pred_len, T, top_k, top_p, sample_count, verbose, seed),
-            return_samples=return_samples,
-            quantiles=quantiles,
-            non_negative_volume=non_negative_volume,
-            rolling=rolling,
-            checks=checks,
-            rescale=rescale,
-        )
-        return found
+        given = (x_timestamp, y_timestamp, pred_len, T, top_k, top_p, sample_count, verbose, seed)
+        refuse_details(options)
+        return self.forecast(df, *given, **options).mean
 
     def predict_batch(
         self,
@@ -171,36 +154,98 @@ class KronosPredictor:
         sample_count: int = 1,
         verbose: Verbose = True,
         seed: int | None = None,
-        *,
-        return_samples: bool = False,
-        quantiles: Sequence[float] | None = None,
-        non_negative_volume: bool = False,
-        rolling: Rolling = "exact",
-        checks: bool = True,
-        rescale: bool = False,
+        **options: Any,
     ) -> list[Any]:
         """`predict` for many series at once, in one batched pass; histories may differ in length.
 
         All series are forecast by the same number of steps. The answers come in the order of the series.
         """
+        given = (x_timestamp_list, y_timestamp_list, pred_len, T, top_k, top_p, sample_count, verbose, seed)
+        refuse_details(options)
+        return [found.mean for found in self.forecast_batch(df_list, *given, **options)]
+
+    # --- with paths and quantiles ------------------------------------------------------------------------------------
+
+    def forecast(
+        self,
+        df: Any,
+        x_timestamp: Any = None,
+        y_timestamp: Any = None,
+        pred_len: int | None = None,
+        T: float = 1.0,
+        top_k: int | None = 0,
+        top_p: float = 0.9,
+        sample_count: int = 1,
+        verbose: Verbose = True,
+        seed: int | None = None,
+        **options: Any,
+    ) -> Forecast:
+        """`predict`, with every path, the quantiles asked for, and the warnings: a `Forecast`, whose `mean` is its answer.
+
+        `quantiles=(0.1, 0.9)`: levels, each a DataFrame. `lookback=N`: only the last N rows of the history count.
+        `rolling` says what happens when history and forecast outgrow `max_context`: "exact" is the published
+        behaviour, "evict" and "trim" are faster and give other numbers (see docs/concepts/kronos.md).
+        `checks=False` takes prices of zero and below, and times out of order, as the published code does.
+        `rescale=True` counts a column in a unit of its own where the published scaling loses it: prices around 1e-6, of
+        which a warning tells, and amounts around 1e30, which are refused otherwise. `non_negative_volume=True` cuts
+        volumes at 0.
+        """
+        given = (pred_len, T, top_k, top_p, sample_count, verbose, seed)
+        (found,) = self.forecast_batch([df], [x_timestamp], [y_timestamp], *given, **options)
+        return found
+
+    def forecast_batch(
+        self,
+        df_list: Sequence[Any],
+        x_timestamp_list: Sequence[Any] | None = None,
+        y_timestamp_list: Sequence[Any] | None = None,
+        pred_len: int | None = None,
+        T: float = 1.0,
+        top_k: int | None = 0,
+        top_p: float = 0.9,
+        sample_count: int = 1,
+        verbose: Verbose = True,
+        seed: int | None = None,
+        *,
+        quantiles: Sequence[float] | None = None,
+        lookback: int | None = None,
+        non_negative_volume: bool = False,
+        rolling: Rolling = "exact",
+        checks: bool = True,
+        rescale: bool = False,
+    ) -> list[Forecast]:
+        """`forecast` for many series at once, as `predict_batch` is to `predict`."""
         if not isinstance(df_list, (list, tuple)):
             raise InputError(f"df_list is a {type(df_list).__name__}, not a list or a tuple of tables")
         x_times = one_each(x_timestamp_list, len(df_list), "x_timestamp_list")
         y_times = one_each(y_timestamp_list, len(df_list), "y_timestamp_list")
         sampler, levels = make_sampler(T, top_k, top_p), quantile_levels(quantiles)
+        if lookback is not None:
+            lookback = whole_number("lookback", lookback, limits.WINDOW)
         names = ["the history"] if len(df_list) == 1 else [f"series {place}" for place in range(len(df_list))]
         series = [
-            read_series(table, x, y, pred_len, where=name, checks=checks, rescale=rescale)
+            self._told_if_unseen(
+                read_series(table, x, y, pred_len, where=name, checks=checks, rescale=rescale, lookback=lookback)
+            )
             for table, x, y, name in zip(df_list, x_times, y_times, names, strict=True)
         ]
         paths = self.paths(series, sampler, sample_count, rolling=rolling, seed=seed, verbose=verbose)
-        forecasts = [
+        return [
             make_forecast(one, found.normal, levels=levels, non_negative_volume=non_negative_volume)
             for one, found in zip(series, paths, strict=True)
         ]
-        if return_samples:
-            return forecasts
-        return [replace(one, samples=None) if one.quantiles else one.mean for one in forecasts]
+
+    def _told_if_unseen(self, series: Series) -> Series:
+        """The series; one that is longer than what the model sees with a warning, since its scale is that of all rows."""
+        rows, seen = len(series.normal), self.max_context
+        if rows <= seen:
+            return series
+        words = (
+            f"{series.where} has {rows:,} rows and the model sees the last {seen:,}: the published code takes mean and "
+            f"spread of all of them, which moves the forecast (lookback={seen} forecasts from what the model sees)"
+        )
+        log.warning("%s", words)
+        return replace(series, warnings=(*series.warnings, words))
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for pickle and copy, without what was prepared for this device."""
@@ -239,7 +284,7 @@ class KronosPredictor:
 
         What `predict` does between scaling a table and scaling back; arrays or tensors of any device.
         """
-        pred_len = whole_number("pred_len", pred_len, 1, "use at least 1")
+        pred_len = whole_number("pred_len", pred_len, limits.STEPS)
         check_arrays(x, x_stamp, y_stamp, pred_len)
         series = from_arrays(
             as_array(x).astype(np.float32), as_array(x_stamp).astype(np.int64), as_array(y_stamp).astype(np.int64)
@@ -262,8 +307,8 @@ class KronosPredictor:
         verbose: Verbose = False,
     ) -> list[Paths]:
         """The generated ids and normalised values of every series: what `predict` takes the mean of."""
-        samples = whole_number("sample_count", samples, 1, "use at least 1")
-        seed = None if seed is None else whole_number("seed", seed, 0, "use a whole number from 0 on")
+        samples = whole_number("sample_count", samples, limits.PATHS)
+        seed = None if seed is None else whole_number("seed", seed, limits.SEED)
         if rolling not in ROLLING:
             raise InputError(f"rolling is {rolling!r}; use one of: {', '.join(ROLLING)}")
         if not series:
@@ -377,6 +422,16 @@ class KronosPredictor:
         )
         rows = torch.tensor([p * samples + s for p in chunk.series for s in range(chunk.first, chunk.last)])
         return prompts, rows
+
+
+def refuse_details(options: Mapping[str, Any]) -> None:
+    """Raise UsageError for options of `forecast` that ask for more than the DataFrame `predict` returns."""
+    for name in ("quantiles", "return_samples"):
+        if options.get(name) is not None and options[name] is not False:
+            raise UsageError(
+                f"predict returns one DataFrame, and {name}= asks for more",
+                hint="predictor.forecast(…) has mean, samples and quantiles",
+            )
 
 
 def as_array(values: Any) -> np.ndarray:

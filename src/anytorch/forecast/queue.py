@@ -89,7 +89,7 @@ class ForecastQueue:
     def __init__(
         self, predictor: Any, *, most_waiting: int = MOST_WAITING, most_waiting_s: float | None = None
     ) -> None:
-        self._predictor = predictor  # a KronosPredictor, or whatever has its predict_batch
+        self._predictor = predictor  # a KronosPredictor, or whatever has its forecast_batch
         self._most = most_waiting
         self._most_s = most_waiting_s  # what waits may take so long, by the speed of what was computed; then it is full
         # Of the last few batches together: a small one, which is mostly overhead, says little about a large one.
@@ -169,7 +169,7 @@ class ForecastQueue:
                 raise Abandoned(f"every request for this forecast was cancelled (step {done} of {total})")
 
         try:
-            found = self._predictor.predict_batch(
+            found = self._predictor.forecast_batch(
                 [job.history for job in jobs],
                 y_timestamp_list=[job.ahead for job in jobs],
                 pred_len=terms.horizon,
@@ -178,7 +178,6 @@ class ForecastQueue:
                 sample_count=terms.samples,
                 seed=terms.seed,
                 quantiles=terms.quantiles,
-                return_samples=True,
                 non_negative_volume=True,
                 rescale=True,
                 verbose=at_step,

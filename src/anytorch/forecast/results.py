@@ -76,10 +76,10 @@ VOLUMES = (FIELDS.index("volume"), FIELDS.index("amount"))
 
 @dataclass(frozen=True)
 class Forecast:
-    """The answer to `predict(..., return_samples=True)` or `predict(..., quantiles=(0.1, 0.9))`."""
+    """The answer of `KronosPredictor.forecast`."""
 
-    mean: pd.DataFrame  # what `predict` gives without these options
-    samples: np.ndarray | None = None  # float32 [samples, steps, 6]: every path
+    mean: pd.DataFrame  # what `predict` gives
+    samples: np.ndarray  # float32 [samples, steps, 6]: every path
     quantiles: Mapping[float, pd.DataFrame] = field(default_factory=dict)  # per level, each column by itself
     warnings: tuple[str, ...] = ()  # why it may be wrong; also in the log
 

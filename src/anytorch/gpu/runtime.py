@@ -94,6 +94,7 @@ class Runtime:
         self._readbacks = Readbacks(self)
         self.faults = Faults(self)
         self._encoder: Any = None
+        self._commands = ffi.new("WGPUCommandBuffer[1]")  # what is being submitted
         self._pass: Any = None
         self._program: Program | None = None
         self._pending = 0
@@ -121,6 +122,7 @@ class Runtime:
         buffer = self.buffers[key]
         assert self.launcher is not None
         self.launcher.add(buffer, key, launcher.address(buffer.handle), buffer.nbytes)
+        self.launcher.pin(key, buffer.pins)
 
     @property
     def recorder(self) -> Tape | None:
@@ -337,7 +339,8 @@ class Runtime:
         self._count()
         if error is None:
             error_handler.capture("submit")
-            lib.wgpuQueueSubmit(self._queue, 1, ffi.new("WGPUCommandBuffer[1]", [commands]))
+            self._commands[0] = commands
+            lib.wgpuQueueSubmit(self._queue, 1, self._commands)
             error = error_handler.release("submit")
         lib.wgpuCommandBufferRelease(commands)
         self.statistics.submissions += 1
@@ -394,6 +397,16 @@ class Runtime:
             said = self._readbacks.read(buffer, offset, destination, nbytes, beside)
             if beside is not None:
                 self.faults.check(said)
+
+    def read_few(self, buffer: Buffer, offset: int, nbytes: int) -> bytes:
+        """A few bytes of device memory, as `read` copies them."""
+        with self.lock:
+            self._not_while_recording("reading back")
+            beside = self.faults.buffer if self.faults.pending else None
+            data, said = self._readbacks.read_few(buffer, offset, nbytes, beside)
+            if beside is not None:
+                self.faults.check(said)
+            return data
 
     def _not_while_recording(self, what: str) -> None:
         if self.recorder is not None:

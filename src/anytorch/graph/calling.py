@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.errors import GraphError
 from anytorch.graph import records, reference
 from anytorch.graph.ir import Graph
@@ -113,8 +113,8 @@ def superoptimize(
         raise GraphError(f"superoptimize: unknown options {', '.join(sorted(unknown))}")
     if options:
         log.info("superoptimize: %s describe Mirage's own search and are not used", ", ".join(sorted(options)))
-    if not time_limit_s > 0:
-        raise GraphError(f"superoptimize: time_limit_s={time_limit_s} is invalid: use a number above 0")
+    if not limits.SECONDS.holds(time_limit_s):
+        raise GraphError(f"superoptimize: time_limit_s={time_limit_s} is invalid: {limits.SECONDS.words}")
     graph = owner.graph
     device = owner.device(examples)
     if examples:

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from torch import nn
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.devices.memory import cleanup, memory
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import OutOfMemory
@@ -51,7 +51,7 @@ def with_rescue(
     For an engine: `with_rescue(lambda n: encode(texts[:n]), model, batch=256).steps` is what to tell the user.
     """
     steps: list[str] = []
-    size = batch
+    size, minimum = limits.COUNT.check("batch", batch), limits.COUNT.check("minimum", minimum)
 
     def attempt() -> Rescue[T] | Exception:
         """What `run` returned, or its out-of-memory error without the frames that hold the failed attempt's tensors."""

@@ -47,6 +47,15 @@ class Activity:
             return None
         return min(1.0, max(0.0, 1 - (idle - before[0]) / (total - before[1])))
 
+    def other_cores(self, own_s: float, wall_s: float) -> float | None:
+        """How many cores others kept busy since the last call, in which this process used `own_s` seconds of them."""
+        import os
+
+        share, cores = self.cpu_share(), os.cpu_count()
+        if share is None or not cores or not wall_s > 0:
+            return None
+        return max(0.0, share * cores - own_s / wall_s)
+
     def cards(self) -> dict[str, CardActivity]:
         """By UUID and by PCI address; a card that tells neither is left out."""
         with self._lock:

@@ -12,6 +12,8 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import Any
 
+from anytorch.imports import changed_after_loading, found_elsewhere
+
 GIVEN = ("flash_attn", "xformers")
 PROBES = ("importlib.util", "pkgutil")  # who only asks whether there is such a package gets the plain answer
 
@@ -44,8 +46,8 @@ class Finder(MetaPathFinder):
             inner = any(other.startswith(f"{name}.") for other in self._given)
             return spec_from_loader(name, Giving(self._fill), is_package=inner)
         if name in self._later:
-            return changed_after_loading(_elsewhere(self, name, path), self._later[name])
-        if "." not in name and name in self._watched and _imported() and _elsewhere(self, name) is None:
+            return changed_after_loading(found_elsewhere(self, name, path), self._later[name])
+        if "." not in name and name in self._watched and _imported() and found_elsewhere(self, name) is None:
             raise self._refused(name)
         return None
 
@@ -63,30 +65,6 @@ class Giving(Loader):
         self._fill(module)
 
 
-class Changing(Loader):
-    """Loads a module as its own loader does, and then changes it."""
-
-    def __init__(self, loader: Any, change: Callable[[ModuleType], None]) -> None:
-        self._loader, self._change = loader, change
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = module.__loader__ = self._loader  # as if we had never been there
-        self._loader.exec_module(module)
-        self._change(module)
-
-
-def changed_after_loading(spec: ModuleSpec | None, change: Callable[[ModuleType], None]) -> ModuleSpec | None:
-    """The spec, with `change` called on its module once that is loaded."""
-    if spec is not None and spec.loader is not None:
-        spec.loader = Changing(spec.loader, change)
-    return spec
-
-
 def _imported() -> bool:
     """True for `import x`, False for `importlib.util.find_spec("x")`."""
     frame = sys._getframe(2)
@@ -97,16 +75,6 @@ def _imported() -> bool:
             return True
         frame = frame.f_back
     return frame.f_globals.get("__name__", "") not in PROBES
-
-
-def _elsewhere(finder: MetaPathFinder, name: str, path: Any = None) -> ModuleSpec | None:
-    """What the other finders find."""
-    for other in sys.meta_path:
-        found = getattr(other, "find_spec", None)
-        if other is not finder and found is not None and (spec := found(name, path, None)) is not None:
-            result: ModuleSpec = spec
-            return result
-    return None
 
 
 class Waiting(MetaPathFinder):
@@ -130,4 +98,4 @@ class Waiting(MetaPathFinder):
                 sys.meta_path.remove(self)
             self._ready()
 
-        return changed_after_loading(_elsewhere(self, name, path), ready)
+        return changed_after_loading(found_elsewhere(self, name, path), ready)

@@ -7,10 +7,27 @@ import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from anytorch import limits
 from anytorch.errors import UsageError
 
 HOST, PORT = "127.0.0.1", 8765
 MIB = 2**20
+
+
+LIMITS: dict[str, limits.Limit] = {
+    "port": limits.PORT,
+    "workers": limits.PROCESSES,
+    "threads": limits.THREADS,
+    "rate_limit": limits.REQUESTS_PER_SECOND,
+    **dict.fromkeys(("drain_s", "drain_delay_s"), limits.SECONDS_OR_NONE),
+    **dict.fromkeys(
+        ("timeout_s", "max_waiting_s", "header_timeout_s", "body_timeout_s", "keep_alive_s"), limits.SECONDS
+    ),
+    **dict.fromkeys(
+        ("max_body_nbytes", "max_texts", "max_request_tokens", "max_waiting_tokens", "max_forecast_rows",
+         "max_forecast_samples", "max_forecast_steps", "max_new_tokens", "max_connections"), limits.COUNT,
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -27,6 +44,7 @@ class ServeOptions:
     quantization: str | None = None
     threads: int | None = None  # of the CPU, of each worker
     forecast: bool = True  # load the embedded forecasting model (after the page answers)
+    text: bool = True  # answer by the embedded language model where no other is named; loaded by the first request
     # processes
     workers: int = 1
     drain_s: float = 30.0  # how long requests under way may still take after SIGTERM
@@ -57,20 +75,9 @@ class ServeOptions:
     access_log: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("workers", "max_body_nbytes", "max_texts", "max_request_tokens", "max_waiting_tokens",
-                     "max_forecast_rows", "max_forecast_samples", "max_forecast_steps", "max_new_tokens",
-                     "max_connections"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}: use a whole number above 0")
-        for name in ("timeout_s", "max_waiting_s", "header_timeout_s", "body_timeout_s", "keep_alive_s"):
-            if not 0 < getattr(self, name) < 86_400:
-                raise UsageError(f"{name}={getattr(self, name)}: use a number of seconds above 0")
-        if self.drain_s < 0 or self.drain_delay_s < 0:
-            raise UsageError("drain_s and drain_delay_s are seconds, 0 or more")
-        if self.rate_limit is not None and not self.rate_limit > 0:
-            raise UsageError(f"rate_limit={self.rate_limit}: use a number of requests a second above 0")
-        if not 0 <= self.port <= 65_535:
-            raise UsageError(f"port={self.port}: use a number from 0 (any free one) to 65535")
+        for name, limit in LIMITS.items():
+            if (value := getattr(self, name)) is not None:
+                limit.check(name, value)
         for folder in self.model_folders:
             if not folder.is_dir():
                 raise UsageError(f"--model-folder {folder}: there is no such folder")

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from anytorch import limits
+
 JobName = Literal["embeddings", "forecast", "text"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(max_length=2_000_000)]
@@ -62,6 +64,7 @@ class ModelInfo(Answer):
     parameters: int | None = None
     dim: int | None = None
     max_length: int | None = None
+    chat: bool | None = None  # of a text model: it has a chat template
     default: bool = False
     loaded: bool = False
 
@@ -190,7 +193,9 @@ class EmbeddingsRequest(Body):
         description="one text, texts, or token ids of the model's own tokenizer (special tokens included)"
     )
     model: str | None = Field(None, description="an id of /v1/models; default: the default model")
-    dimensions: int | None = Field(None, ge=1, description="keep only the first N dimensions, normalised again")
+    dimensions: int | None = Field(
+        None, ge=1, le=limits.DIMENSIONS.most, description="keep only the first N dimensions, normalised again"
+    )
     encoding_format: Literal["float", "base64"] = "float"
     user: str | None = None
     prompt: str | None = Field(
@@ -268,18 +273,20 @@ class Candles(Body):
 
 
 class ForecastRequest(Body):
-    """Forecast exactly one of `candles`, `csv` and `sample`."""
+    """Forecast exactly one of `candles`, `values`, `csv` and `sample`."""
 
     candles: Candles | None = None
+    values: Column | None = Field(None, min_length=2, description="a series of single values; its forecast is `close`")
+    timestamps: list[str] | None = Field(None, max_length=MOST_ROWS, description="of `values`; without them, days")
     csv: str | None = None
     sample: bool = False
-    horizon: int = Field(24, ge=1)
-    samples: int = Field(20, ge=1)
+    horizon: int = Field(24, ge=1, le=limits.STEPS.most)
+    samples: int = Field(20, ge=1, le=limits.PATHS.most)
     quantiles: list[Annotated[float, Field(ge=0, le=1)]] = Field([0.1, 0.5, 0.9], max_length=20)
     seed: int | None = Field(None, ge=0, lt=2**63)
     temperature: float = Field(1.0, gt=0, le=10)
     top_p: float = Field(1.0, gt=0, le=1)
-    lookback: int | None = Field(None, ge=2)
+    lookback: int | None = Field(None, ge=2, le=limits.WINDOW.most)
     return_samples: bool = False
     repair: bool = Field(False, description="repair faulty data, and report each repair")
     symbol: str | None = None
@@ -339,7 +346,7 @@ class Sampling(Body):
     """OpenAI's clients send null for what is left open."""
 
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, le=limits.NEW_TOKENS.most)
     temperature: float | None = Field(1.0, ge=0, le=10)
     top_p: float | None = Field(1.0, gt=0, le=1)
     stop: str | Annotated[list[str], Field(max_length=MOST_WORDS)] | None = None
@@ -384,7 +391,7 @@ class ChatMessage(Body):
 
 class ChatRequest(Sampling):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=limits.NEW_TOKENS.most)
     tools: Annotated[Any, _only([])] = None
     tool_choice: Annotated[Any, _only("none", "auto")] = None
     parallel_tool_calls: bool | None = None
@@ -444,6 +451,14 @@ class BenchmarkRequest(Body):
     devices: list[str] | None = Field(None, min_length=1, max_length=32)
     seconds: float = Field(10.0, gt=0, le=600)
     workloads: list[str] | None = Field(None, max_length=MOST_WORDS)
+    keep_s: float = Field(0.0, ge=0, le=60, description="how long it goes on without a reader, who may come back")
+
+
+class RunningBenchmark(Answer):
+    """`seconds` is null where none runs."""
+
+    seconds: float | None = None
+    devices: list[str] | None = None
 
 
 class BenchmarkRow(Answer):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from anytorch import settings
 from anytorch.errors import UsageError
 from anytorch.gpu.adapters import choose_adapter, list_adapters
 from anytorch.gpu.buffers import PoolStatistics
@@ -18,6 +19,8 @@ from anytorch.gpu.tape import Tape
 from anytorch.webgpu import fallback, random
 from anytorch.webgpu.matrix_products import described
 from anytorch.webgpu.tensors import NAME
+
+UNKNOWN_NBYTES = 4 << 30  # of a card whose driver does not tell
 
 
 class Graph(Tape):
@@ -147,6 +150,20 @@ class WebgpuModule:
         if opened():
             statistics = self._statistics()
             statistics.peak_allocated, statistics.peak_reserved = statistics.allocated, statistics.reserved
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """(free, total) bytes, as torch.cuda.mem_get_info. WebGPU tells no sizes: it is what
+        ANYTORCH_WEBGPU_MEMORY allows, else what the card's driver says, else, where the memory is the host's, half of that;
+        else 4 GiB."""
+        from anytorch.probe import snapshot
+
+        adapter, hardware = open_runtime().adapter, snapshot()
+        total = settings.get("webgpu_memory")
+        if total is None and adapter.kind not in ("CPU", "IntegratedGPU"):
+            total = next((gpu.total for gpu in hardware.gpus if gpu.total and gpu.name == adapter.name), UNKNOWN_NBYTES)
+        if total is None:
+            total = (hardware.memory.usable_total or 2 * UNKNOWN_NBYTES) // 2
+        return max(0, total - self.memory_allocated()), total
 
     def empty_cache(self) -> None:
         if opened():

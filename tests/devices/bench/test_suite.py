@@ -49,7 +49,7 @@ def test_a_report_has_every_workload_and_where_it_comes_from() -> None:
             if row.unit == "µs":
                 assert row.limit is None
             else:
-                assert row.limit_source and row.share is not None and row.share > 0
+                assert row.limit_source and (row.share is None or 0 < row.share < 1)
     assert report.torch == torch.__version__ and report.machine["cores"]["usable"] >= 1
     assert not report.partial and report.date.endswith("+00:00")
     assert [step[0] for step in seen] == list(range(len(device.rows) + 1))
@@ -220,8 +220,8 @@ def test_limits_are_the_stated_ones_or_the_best_of_the_kind() -> None:
     limited = {r.case: r for r in with_limits(rows, caps)}
     assert limited["a"].limit == 66.9 and limited["a"].limit_source == "stated by the device"
     assert limited["b"].limit == 494.7
-    assert limited["c"].share == 1.0 and limited["c"].limit_source == "best measured here (matmul, c)"
-    assert limited["d"].share == 0.5
+    assert limited["c"].share is None and limited["c"].limit is None  # the best of its kind is no limit of itself
+    assert limited["d"].share == 0.5 and limited["d"].limit_source == "best measured here (matmul, c)"
     assert limited["e"].share == pytest.approx(4000 / 4800)
-    assert limited["f"].share == 0.4 and limited["g"].share == 1.0
+    assert limited["f"].share == 0.4 and limited["g"].share is None
     assert limited["h"].limit is None and limited["i"].share is None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from anytorch.devices.bench import timing
+from anytorch.devices.bench.others import OtherWork
+from anytorch.devices.bench.results import busy_words
 from anytorch.devices.bench.timing import LEAST_SAMPLES, MOST_SAMPLES, measure, quickest, summarise
 
 
@@ -74,6 +78,38 @@ def test_samples_with_an_interruption_are_left_out(monkeypatch: pytest.MonkeyPat
     found = measure(run, clock.wait, budget_s=0.1, clock=clock)
     assert found.median_s == pytest.approx(0.002) and found.spread_s == pytest.approx(0.0)
     assert found.disturbed > 0
+
+
+def test_where_no_sample_is_quiet_windows_of_several_turns_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that lets a 1 ms product run for 4 ms and then holds it up for 36: samples see one or the other."""
+    clock, interruptions = Clock(0.001), [0]
+
+    def run() -> None:
+        clock.run()
+        interruptions[0] += 1
+        if clock.runs % 4 == 0:
+            clock.now += 0.036
+
+    monkeypatch.setattr(timing, "count_interruptions", lambda: interruptions[0])
+    found = measure(run, clock.wait, budget_s=0.01, clock=clock)
+    assert found.median_s == pytest.approx(0.010, rel=0.15)  # what it gets, not the 0.001 of most samples
+    assert found.repeats == LEAST_SAMPLES == found.disturbed
+    quiet = measure(run, clock.wait, budget_s=0.01, iterations=3, clock=clock)
+    assert quiet.repeats == 3, "a number of runs is exact"
+
+
+def test_other_work_is_noticed_and_told() -> None:
+    assert busy_words({"other_cores": 0.1, "disturbed": 0.0}) == busy_words({}) == ""
+    assert "1.3 of its cores" in busy_words({"other_cores": 1.3, "disturbed": 0.0})
+    assert "40% of the rows" in busy_words({"other_cores": None, "disturbed": 0.4})
+    before = OtherWork()
+    assert before.cores() is None
+    before.begin()
+    assert before._activity is not None
+    before._activity.cpu_share = lambda: 0.75  # type: ignore[method-assign]
+    before._wall -= 10.0
+    cores = os.cpu_count() or 1
+    assert before.cores() == pytest.approx(0.75 * cores, abs=0.1)
 
 
 def test_with_too_few_quiet_samples_all_count() -> None:

@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 
 from anytorch.errors import InputError
+from anytorch.forecast.candles.columns import guess_columns, parse_given
 from anytorch.forecast.candles.generate import sample_candles, sample_market
 from anytorch.forecast.candles.read import read_candles, read_many
-from anytorch.forecast.candles.tables import guess_columns, parse_given
 
 
 @pytest.fixture

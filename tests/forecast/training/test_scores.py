@@ -54,7 +54,7 @@ class Oracle:
         self.noise, self.random = noise, np.random.default_rng(0)
         self.frames = [one.frame for one in series]
 
-    def predict_batch(self, histories: list[Any], y_timestamp_list: list[Any], **options: Any) -> list[Any]:
+    def forecast_batch(self, histories: list[Any], y_timestamp_list: list[Any], **options: Any) -> list[Any]:
         found = []
         for history, ahead in zip(histories, y_timestamp_list, strict=True):
             frame = next(f for f in self.frames if f["close"].iloc[history.index[0]] == history["close"].iloc[0])

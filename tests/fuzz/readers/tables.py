@@ -6,11 +6,12 @@ import math
 
 from anytorch.cli.commands import finetune
 from anytorch.errors import InputError, UsageError
+from anytorch.forecast.candles.columns import parse_given
 from anytorch.forecast.candles.read import read_candles
-from anytorch.forecast.candles.tables import parse_given
 from anytorch.serve.keys import read_keys
 from anytorch.text.embed.files_read import FORMATS, Source
 from anytorch.text.embed.files_write import read_facts
+from anytorch.text.embed.passages import MOST_CHARACTERS, passages_of
 from tests.fuzz.kit import scratch, target
 
 CELLS = (
@@ -52,6 +53,20 @@ def texts(data: bytes) -> None:
     rows = sum(len(chunk.texts) for chunk in chunks)
     assert source.total() in (None, rows)
     assert sum(len(chunk.texts) for chunk in source.chunks(3, skip=1)) == max(0, rows - 1)
+
+
+KINDS_OF_FILES = ("a.md", "a.txt", "a.py", "a.csv", "a.jsonl", "a.parquet", "a.txt.gz", "a.json")
+
+
+@target(
+    "passages", "text", errors=(InputError, UsageError), words=(*ROWS, "# ", "\n\n", "def f():", "    ", "x" * 3000)
+)
+def passages(data: bytes) -> None:
+    """A file of a folder gives passages that are short and say something, or is refused: the first byte names its kind."""
+    kind = KINDS_OF_FILES[data[0] % len(KINDS_OF_FILES)] if data else "a.txt"
+    for passage in passages_of(scratch.file(kind, data[1:])):
+        assert passage.text.strip() and passage.place >= 1
+        assert len(passage.text) <= 2 * MOST_CHARACTERS or not kind.endswith((".md", ".txt", ".py", ".json", ".gz"))
 
 
 @target("facts", errors=())

@@ -6,18 +6,19 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from anytorch.cli.main import main
 from anytorch.errors import InputError, OutputError, UsageError
 from anytorch.text.embed import encoder_builder
 from anytorch.text.embed import engine as engine_module
-from anytorch.text.embed.files_read import Source
+from anytorch.text.embed.files_read import Chunk, Source
 from anytorch.text.embed.files_write import replacing, write_vectors
 
 LINES = ["Hello, world!", "The cat sleeps on the sofa.", "", "Refunds take five working days.", "word " * 300]
@@ -149,7 +150,7 @@ def test_standard_input(embed: Callable[..., Answer], monkeypatch: pytest.Monkey
         (["texts.txt", "--quantization", "int9"], "is not one of int8, int4, int2, fp4"),
         (["texts.txt", "--model", "./nothing"], "there is no such folder"),
         (["texts.txt", "--device", "gpux"], "unknown device 'gpux'"),
-        (["texts.txt", "--k", "0", "--search", "x"], "k=0"),
+        (["texts.txt", "--k", "0", "--search", "x"], "--k 0: use a whole number"),
         (["texts.txt", "--column", "nonsense"], "nonsense"),
     ],
 )
@@ -166,15 +167,67 @@ def test_requests_that_make_no_sense(
 # --- writing --------------------------------------------------------------------------------------------------------------
 
 
+def rows(texts: list[Any]) -> Iterator[Chunk]:
+    for first in range(0, len(texts), 64):
+        some = texts[first : first + 64]
+        yield Chunk(first + 1, some, pa.table({"n": list(range(first, first + len(some)))}))
+
+
+def test_columns_are_kept_in_json_lines(embed: Callable[..., Answer], tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("id,body,when\n007,hello there,2024-01-02\n8,good bye,\n")
+    assert embed(tmp_path / "in.csv", "--column", "body", "--output", tmp_path / "out.jsonl").status == 0
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["body"], row["when"]) for row in found] == [
+        ("007", "hello there", "2024-01-02"), ("8", "good bye", ""),
+    ]  # fmt: skip
+    assert all(len(row["embedding"]) == 16 for row in found)
+    hits = json.loads(embed(tmp_path / "out.jsonl", "--column", "body", "--search", "good bye", "--k", 1, "--json").out)
+    assert hits["hits"] == [{"row": 2, "score": 1.0, "text": "good bye"}]
+    again = embed(tmp_path / "out.jsonl", "--column", "body", "--output", tmp_path / "again.jsonl")
+    assert again.status == 2 and "already has a column 'embedding'" in again.err
+
+
+def test_an_array_is_searched_with_the_texts_it_was_made_of(
+    embed: Callable[..., Answer], texts: Path, tmp_path: Path
+) -> None:
+    array = tmp_path / "out.npy"
+    embed(texts, "--output", array)
+    question = (array, "--search", LINES[3], "--k", 1)
+    assert json.loads(embed(*question, "--json").out)["hits"] == [{"row": 4, "score": 1.0, "text": LINES[3]}]
+    assert embed(array).status == 2, "it holds no texts to embed"
+    assert "with 16 dimensions; the model makes 3" in embed(array, "--search", "x", "--dim", 3).err
+    texts.write_text("other texts\n")
+    changed = embed(*question, "--json")
+    assert json.loads(changed.out)["hits"] == [{"row": 4, "score": 1.0, "text": None}]
+    assert f"{texts} has changed or is gone" in changed.err
+    (tmp_path / "out.npy.json").unlink()
+    assert "does not say which texts these are" in embed(*question).err
+    array.write_bytes(b"no array")
+    assert embed(*question).status == 2
+    embed(texts, "--output", tmp_path / "small.npy", "--precision", "int8")
+    assert "int8 or binary cannot be searched" in embed(tmp_path / "small.npy", "--search", "x").err
+
+
+@pytest.mark.parametrize("name", ["empty.txt", "empty.csv", "empty.tsv", "empty.jsonl"])
+def test_an_empty_file_has_no_texts_whatever_its_kind(embed: Callable[..., Answer], tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    for more in ((), ("--column", "text")):
+        done = embed(tmp_path / name, "--output", tmp_path / "out.parquet", "--overwrite", *more)
+        assert done.status == 0 and "0 texts" in done.err and "complete" not in done.err
+        found = embed(tmp_path / name, "--search", "anything", "--json", *more)
+        assert found.status == 0 and json.loads(found.out)["hits"] == [] and f"{name} has no texts" in found.err
+        assert embed(tmp_path / name, *more).out == ""
+
+
 def test_a_failure_leaves_no_half_file(fake_engine: Callable[..., Any], tmp_path: Path) -> None:
     target = tmp_path / "out.npy"
     target.write_bytes(b"as it was")
     with pytest.raises(InputError, match="text 200 is int"):
-        write_vectors(fake_engine(), ["x"] * 200 + [7], target)  # type: ignore[list-item]
+        write_vectors(fake_engine(), rows(["x"] * 200 + [7]), target)
     assert target.read_bytes() == b"as it was" and [p.name for p in tmp_path.glob("*.npy*")] == ["out.npy"]
     assert not list(tmp_path.glob(".*"))
     with pytest.raises(UsageError, match="must end in"):
-        write_vectors(fake_engine(), ["x"], tmp_path / "out.csv")
+        write_vectors(fake_engine(), rows(["x"]), tmp_path / "out.csv")
 
 
 def test_a_disk_that_says_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +257,7 @@ def test_a_folder_is_no_file_of_texts(tmp_path: Path) -> None:
 def test_progress_and_a_long_stream(fake_engine: Callable[..., Any], tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
     count = write_vectors(
-        fake_engine(), (f"text {n}" for n in range(1000)), tmp_path / "out.npy", total=1000,
+        fake_engine(), rows([f"text {n}" for n in range(1000)]), tmp_path / "out.npy", total=1000,
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
     assert count == 1000 and seen[-1] == (1000, 1000) and len(seen) > 10

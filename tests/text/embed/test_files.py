@@ -21,9 +21,9 @@ import pytest
 
 from anytorch.errors import InputError, OutputError, UsageError
 from anytorch.text.embed import files, files_journal, files_write
-from anytorch.text.embed.files import encode_file
+from anytorch.text.embed.files import FIRST_ROWS, Pieces, encode_file
 from anytorch.text.embed.files_journal import differences
-from anytorch.text.embed.files_read import Source
+from anytorch.text.embed.files_read import Chunk, Source
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -80,7 +80,7 @@ def test_only_parquet_pays_for_its_import(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from anytorch.text.embed import files
-from anytorch.text.embed.files_read import Source
+from anytorch.text.embed.files_read import Chunk, Source
 assert sum(len(chunk.texts) for chunk in Source(Path({str(source)!r}), "text").chunks(30)) == 100
 assert "pyarrow.parquet" not in sys.modules, "it was imported for a CSV file"
 assert sum(len(chunk.texts) for chunk in Source(Path({str(table)!r}), "text").chunks(30)) == 100
@@ -155,6 +155,39 @@ def test_no_rows(ending: str, tmp_path: Path, fake_engine: Make) -> None:
     assert encode_file(tmp_path / f"in.{ending}", tmp_path / "out.parquet", engine=engine).rows == 0
     found = pq.read_table(tmp_path / "out.parquet")
     assert found.num_rows == 0 and found.schema.field("embedding").type.list_size == engine.dim
+
+
+def test_parts_are_saved_by_time(tmp_path: Path, fake_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    chunk = Chunk(101, [f"text {n}" for n in range(1000)], pa.table({"n": list(range(1000))}))
+    found = []
+    for piece in Pieces(10.0, lambda: now[0]).of(chunk):
+        found.append(piece)
+        now[0] += 0.2 * len(piece.texts)  # fifty of these texts take ten seconds
+    assert [len(piece.texts) for piece in found[:3]] == [FIRST_ROWS, 50, 50]
+    assert [text for piece in found for text in piece.texts] == chunk.texts
+    assert [piece.table.column("n")[0].as_py() + 101 for piece in found] == [piece.first for piece in found]
+    assert [len(piece.texts) for piece in Pieces(None).of(chunk)] == [1000]
+    # The whole run: pieces of any size are put together, and an interrupted one is resumed in the middle of a chunk.
+    monkeypatch.setattr(files, "SAVE_S", 1e-9)
+    monkeypatch.setattr(files, "FIRST_ROWS", 16)
+    (tmp_path / "in.txt").write_text("".join(f"line {n}\n" for n in range(100)))
+    engine = fake_engine()
+    encode, calls = engine.encode, []
+
+    def interrupted(*given: Any, **named: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return encode(*given, **named)
+
+    monkeypatch.setattr(engine, "encode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        encode_file(tmp_path / "in.txt", tmp_path / "out.parquet", engine=engine)
+    monkeypatch.setattr(engine, "encode", encode)
+    report = encode_file(tmp_path / "in.txt", tmp_path / "out.parquet", engine=engine)
+    assert (report.rows, report.resumed) == (100, 48)
+    assert pq.read_table(tmp_path / "out.parquet").column("text").to_pylist() == [f"line {n}" for n in range(100)]
 
 
 def test_chunks_from_any_row(tmp_path: Path) -> None:

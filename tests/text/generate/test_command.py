@@ -70,13 +70,32 @@ def test_a_chat_and_standard_input(
     [
         (["--model", "nowhere"], "no such folder"),
         ([], "--model"),
-        (["--model", "MODEL", "--max-tokens", "0"], "max_tokens=0"),
-        (["--model", "MODEL", "--device-budget", "lots"], "device_budget"),
+        (["--model", "MODEL", "--max-tokens", "0"], "--max-tokens 0: use a whole number"),
+        (["--model", "MODEL", "--device-budget", "lots"], "--device-budget lots: use a size"),
+        (["--model", "MODEL", "--dtype", "float8"], "--dtype float8"),
+        (["--model", "MODEL", "--quantization", "int9"], "int9"),
+        (["--model", "MODEL", "--stop", ""], "stop=''"),
+        (["--model", "MODEL", "--device", ""], "--device is empty"),
+        (["--model", "PLAIN", "--chat"], "has no chat template"),
     ],
 )
-def test_what_is_wrong_is_said(
-    models: dict[str, Path], cli: Callable[..., Answer], arguments: list[str], words: str
+def test_what_is_wrong_is_said_before_a_model_is_loaded(
+    models: dict[str, Path],
+    cli: Callable[..., Answer],
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def loaded(*given: object, **named: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("anytorch.text.generate.TextGenerator", loaded)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_bytes((models["llama"] / "config.json").read_bytes())
+    (plain / "tokenizer_config.json").write_text("{}")
+    arguments = [str(plain) if word == "PLAIN" else word for word in arguments]
     status, out, err = cli("x", *(str(models["llama"]) if word == "MODEL" else word for word in arguments))
     assert (status, out) == (2, "")
     assert words in err

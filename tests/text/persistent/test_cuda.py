@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,21 @@ def test_which_devices_it_takes(hopper: torch.device, monkeypatch: pytest.Monkey
     assert "GPUs of NVIDIA" in cuda.refusal(spec, torch.bfloat16, hopper)
     with pytest.raises(UsageError, match="cannot be decoded in one launch"):
         cuda.CudaKernel(Decoder(spec).to(torch.bfloat16))
+
+
+def test_how_much_a_block_shares() -> None:
+    """Six slots for each of eight warps where they fit beside the vectors; fewer for long rows, and a refusal in the end."""
+    spec = read_spec(QWEN, "a config.json")
+    build = cuda.build_of(spec, torch.bfloat16, 16, 132, cuda.SHARED)
+    sizes = dict(build.sizes)
+    assert (sizes["DEPTH"], sizes["MOST_SPLITS"], build.threads, build.blocks) == (6, 64, 256, 132)
+    assert build.shared <= cuda.SHARED and build.floats % 4 == 0
+    long = replace(spec, inner=40_000)
+    assert dict(cuda.build_of(long, torch.float16, 16, 132, cuda.SHARED).sizes)["DEPTH"] == 4
+    assert dict(cuda.build_of(long, torch.float16, 4, 132, cuda.SHARED).sizes)["DEPTH"] == 5  # 8 bits and scales
+    assert dict(cuda.build_of(spec, torch.bfloat16, 16, 132, cuda.SHARED, constants={"WARPS": 16}).sizes)["DEPTH"] == 3
+    with pytest.raises(UsageError, match="does not fit into the"):
+        cuda.build_of(replace(spec, inner=100_000), torch.bfloat16, 16, 132, cuda.SHARED)
 
 
 def members(source: str, structure: str) -> list[str]:

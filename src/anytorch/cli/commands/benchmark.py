@@ -5,21 +5,33 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from anytorch import limits
 from anytorch.cli.output import Output
+from anytorch.cli.parser import number
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", nargs="+", default=["all"], metavar="DEVICE", help="devices to measure; all usable ones by default"
     )
-    parser.add_argument("--duration", type=float, default=10.0, metavar="SECONDS", help="per device (default: 10)")
-    parser.add_argument("--iterations", type=int, metavar="N", help="timed runs of each case, instead of a duration")
+    parser.add_argument(
+        "--duration", type=number(limits.SECONDS), default=10.0, metavar="SECONDS", help="per device (default: 10)"
+    )
+    parser.add_argument(
+        "--iterations", type=number(limits.ROUNDS), metavar="N", help="timed runs of each case, instead of a duration"
+    )
     parser.add_argument(
         "--workloads", nargs="+", metavar="NAME", help="what to measure: matmul, bandwidth, launch, copies, transformer"
     )
-    parser.add_argument("--batch-sizes", nargs="+", type=int, metavar="N", help="of the transformer block")
-    parser.add_argument("--seq-lengths", nargs="+", type=int, metavar="N", help="of the transformer block")
-    parser.add_argument("--hidden-sizes", nargs="+", type=int, metavar="N", help="of the transformer block")
+    parser.add_argument(
+        "--batch-sizes", nargs="+", type=number(limits.BATCH), metavar="N", help="of the transformer block"
+    )
+    parser.add_argument(
+        "--seq-lengths", nargs="+", type=number(limits.LENGTH), metavar="N", help="of the transformer block"
+    )
+    parser.add_argument(
+        "--hidden-sizes", nargs="+", type=number(limits.WIDTH), metavar="N", help="of the transformer block"
+    )
     parser.add_argument("--dtype", nargs="+", metavar="DTYPE", help="float32, float16, bfloat16, …")
     parser.add_argument("--output", metavar="FILE", help="also write the report as JSON to this file")
     parser.add_argument("--plot", metavar="FILE", help="also draw rates against limits to this .png or .svg file")
@@ -69,6 +81,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 def show(report: Any, output: Output) -> None:
     from anytorch.devices.bench import relative_to_cpu
+    from anytorch.devices.bench.results import busy_words
 
     for device in report.devices:
         rows = [
@@ -87,6 +100,8 @@ def show(report: Any, output: Output) -> None:
         ]
         columns = ("workload", "case", "rate (median)", "unit", "spread (±)", "of limit (%)", "error (relative)")
         output.table(columns, rows, title=f"{device.id}: {device.name}")
+        if busy := busy_words(device.facts):
+            output.warn(f"{device.id}: {busy}")
         for row in device.rows:
             if row.reason and row.status != "skipped":
                 output.warn(f"{device.id}, {row.workload}, {row.case}: {row.reason}")

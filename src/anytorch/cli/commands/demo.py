@@ -11,10 +11,11 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from anytorch import __version__
+from anytorch import __version__, limits
 from anytorch.cli import demo_jobs
 from anytorch.cli.describe import device_json, devices_shown, would_use
-from anytorch.cli.output import Output
+from anytorch.cli.output import TRYING, Output
+from anytorch.cli.parser import number
 from anytorch.cli.requests import check_cache, named_device
 from anytorch.counts import counted
 from anytorch.devices.choose import Survey, activate, as_usable, resolve, survey
@@ -23,7 +24,7 @@ from anytorch.devices.memory import synchronize
 from anytorch.devices.tune import use_tuned
 from anytorch.devices.types import Candidate, State
 from anytorch.devices.wheels import advise
-from anytorch.errors import AnytorchError, TorchMissing, UsageError, WrongAnswer
+from anytorch.errors import AnytorchError, TorchMissing, WrongAnswer
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", default="all", metavar="DEVICE", help="one device, or all usable ones (the default)"
     )
-    parser.add_argument("--iterations", type=int, default=20, metavar="N", help="timed training steps (default: 20)")
+    parser.add_argument(
+        "--iterations", type=number(limits.ROUNDS), default=20, metavar="N", help="timed training steps (default: 20)"
+    )
     parser.add_argument("--skip-jobs", action="store_true", help="leave out the search, the forecast and the sentence")
     parser.add_argument(
         "--skip-persistent",
@@ -47,11 +50,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    if options.iterations < 1:
-        raise UsageError(f"--iterations {options.iterations}: use a whole number above 0")
     check_cache()
     with output.fallbacks_told() as warnings:
-        found = survey("needed")
+        with output.waiting(TRYING):
+            found = survey("needed")
         if found.facts.hardware.torch is None:
             python = found.facts.hardware.machine.executable
             raise TorchMissing(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from anytorch.cli.output import Output
+from anytorch.cli.output import TRYING, Output
 from anytorch.counts import counted
 
 LINE = 300  # characters of evidence that are shown without --verbose
@@ -40,7 +40,8 @@ def examine(options: argparse.Namespace, output: Output) -> int:
 
     if not options.no_probe:
         check_cache()
-    found = survey("never" if options.no_probe else "always", refresh=options.refresh)
+    with output.waiting(TRYING):
+        found = survey("never" if options.no_probe else "always", refresh=options.refresh)
     wrong = [reason for reason in found.reasons if reason.level is not Level.NOTE]
     hardware, report = found.facts.hardware, found.facts.torch
     usable = [device.id for device in found.devices if device.state.value == "usable"]

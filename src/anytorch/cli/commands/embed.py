@@ -9,20 +9,21 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytorch import limits
 from anytorch.cli.output import Output, decorated
+from anytorch.cli.parser import number
 from anytorch.counts import counted
 
 if TYPE_CHECKING:
     from anytorch.text.embed import ArrowEngine
     from anytorch.text.embed.files_read import Source
 
-VECTORS = "embedding"
-SHOWN = 100  # characters of a text in the table of hits
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", metavar="FILE", help="a .parquet, .csv, .tsv, .jsonl or .txt file; - for standard input"
+        "file",
+        metavar="FILE",
+        help="a .parquet, .csv, .tsv, .jsonl or .txt file, a .npy of --output to search, a folder, or - for standard input",
     )
     parser.add_argument("--column", metavar="NAME", help="which column holds the texts")
     parser.add_argument(
@@ -31,7 +32,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", help="write to this .parquet (can be resumed), .npy or "
                         ".jsonl file; without it JSON Lines go to standard output")  # fmt: skip
     parser.add_argument("--search", metavar="QUESTION", help="show the texts nearest in meaning to this query")
-    parser.add_argument("--k", type=int, default=5, metavar="N", help="number of texts to show (default: 5)")
+    parser.add_argument(
+        "--k", type=number(limits.HITS), default=5, metavar="N", help="number of texts to show (default: 5)"
+    )
     parser.add_argument("--model", metavar="MODEL", help="a folder, or a model on the Hugging Face Hub")
     parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, cuda:1, vulkan, …")
     parser.add_argument("--devices", metavar="LIST", help="several at once: all, or cuda:0,cuda:1")
@@ -41,13 +44,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt", default="passage", metavar="PROMPT",
         help="the name of one of the model's prompts, or a text (default: passage, if the model has such a prompt)",
     )  # fmt: skip
-    parser.add_argument("--dim", type=int, metavar="N", help="only the first N dimensions (Matryoshka)")
+    parser.add_argument(
+        "--dim", type=number(limits.DIMENSIONS), metavar="N", help="only the first N dimensions (Matryoshka)"
+    )
     parser.add_argument(
         "--precision", default="float32", metavar="KIND", help="float32, float16, int8, binary, ubinary"
     )
-    parser.add_argument("--max-length", type=int, metavar="N", help="truncate texts to this many tokens")
-    parser.add_argument("--batch-tokens", type=int, metavar="N", help="tokens per batch (default: measured)")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads")
+    parser.add_argument(
+        "--max-length", type=number(limits.LENGTH), metavar="N", help="truncate texts to this many tokens"
+    )
+    parser.add_argument(
+        "--batch-tokens", type=number(limits.BATCH_TOKENS), metavar="N", help="tokens per batch (default: measured)"
+    )
+    parser.add_argument("--threads", type=number(limits.THREADS), metavar="N", help="CPU threads")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output file")
     parser.add_argument("--no-resume", action="store_true", help="discard the finished part of an interrupted run")
     parser.add_argument(
@@ -61,10 +70,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, output: Output) -> int:
     import time
 
+    from anytorch.cli.embed_search import search, search_folder
     from anytorch.cli.requests import new_file
     from anytorch.errors import UsageError
     from anytorch.text.embed import ArrowEngine
-    from anytorch.text.embed.files_read import Source
     from anytorch.text.embed.files_write import ENDINGS
 
     if options.search is not None and options.output:
@@ -80,11 +89,14 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if options.ray is not None:
         return on_ray(options, target, output)
     with ExitStack() as stack:
-        source = Source(stdin_or_file(options, stack), options.column, format=options.format)
+        source = opened(options, target, stack)
         stack.enter_context(output.fallbacks_told())
-        engine = stack.enter_context(ArrowEngine(**engine_options(options), devices=options.devices))
+        with output.waiting(f"loading the model for {options.devices or options.device}"):
+            engine = stack.enter_context(ArrowEngine(**engine_options(options), devices=options.devices))
         began = time.perf_counter()
-        if options.search is not None:
+        if isinstance(source, Path) and source.is_dir():
+            answer = search_folder(engine, source, target, options, output)
+        elif options.search is not None or isinstance(source, Path):
             answer = search(engine, source, options, output)
         else:
             try:
@@ -97,7 +109,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         stats = engine.stats
         rate = f" ({stats.texts / seconds:,.0f} texts/s)" if stats.texts >= 50 and seconds else ""
         where = f"; written to {target}" if target is not None else ""
-        if target is not None and not stats.texts:
+        if target is not None and answer.get("resumed") and not stats.texts:
             output.note(f"{target} is already complete")
         else:
             output.note(f"{counted(stats.texts, 'text')} in {seconds:.1f} s{rate} on {engine.device}{where}")
@@ -109,6 +121,25 @@ def run(options: argparse.Namespace, output: Output) -> int:
             counts = {"texts": stats.texts, "truncated": stats.truncated, "seconds": round(seconds, 3)}
             output.data({"engine": engine.describe(), **counts, **answer})
     return 0
+
+
+def opened(options: argparse.Namespace, target: Path | None, stack: ExitStack) -> Source | Path:
+    """What is embedded or searched: a file of texts, or the path of a folder or of a .npy. No model is loaded yet."""
+    from anytorch.errors import UsageError
+    from anytorch.text.embed.files_read import Source
+
+    path = stdin_or_file(options, stack)
+    if path.is_dir():
+        if options.column or options.format or options.precision != "float32":
+            raise UsageError(f"{path} is a folder: --column, --format and --precision are for files")
+        if target is not None and target.suffix.lower() not in (".parquet", ".pq"):
+            raise UsageError(f"--output {target}: the passages of a folder are written to a .parquet file")
+        return path
+    if path.suffix.lower() == ".npy":
+        if options.search is None:
+            raise UsageError(f"{path} holds vectors, not texts", hint='search it: --search "a question"')
+        return path
+    return Source(path, options.column, format=options.format)
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -190,9 +221,11 @@ def texts_of(source: Source) -> Iterator[str]:
 def encode(
     engine: ArrowEngine, source: Source, target: Path | None, options: argparse.Namespace, output: Output
 ) -> dict[str, Any]:
+    from anytorch.errors import UsageError
     from anytorch.text.embed.bar import progress_bar
-    from anytorch.text.embed.files import encode_file
-    from anytorch.text.embed.files_write import write_vectors
+    from anytorch.text.embed.files import asked_identity, encode_file
+    from anytorch.text.embed.files_journal import Identity, file_identity
+    from anytorch.text.embed.files_write import VECTOR, write_vectors
 
     wanted = {"prompt": options.prompt, "dim": options.dim, "precision": options.precision}
     if target is None:
@@ -214,7 +247,17 @@ def encode(
             if report.resumed:
                 output.note(f"finished by an earlier run: {report.resumed:,} of {counted(report.rows, 'row')}")
             return {"output": str(target), "rows": report.rows, "resumed": report.resumed}
-        rows = write_vectors(engine, texts_of(source), target, total=source.total(), progress=progress, **wanted)
+        if VECTOR in source.columns:
+            raise UsageError(f"{source.path.name} already has a column {VECTOR!r}", hint="it can be searched as it is")
+        made: Identity = {"path": str(source.path.resolve()), "column": source.column, "format": source.format}
+        facts = {
+            "source": {**made, **file_identity(source.path)},
+            "identity": {**asked_identity(engine, options.prompt), "dim": options.dim, "precision": options.precision},
+        }
+        rows = write_vectors(
+            engine, source.chunks(1024), target,
+            total=source.total(), progress=progress, facts=None if options.file == "-" else facts, **wanted,
+        )  # fmt: skip
         return {"output": str(target), "rows": rows}
 
 
@@ -227,69 +270,3 @@ def to_standard_output(engine: ArrowEngine, source: Source, wanted: dict[str, An
     for vector in engine.encode_iter(texts_of(source), **wanted):
         output.text(dumps(vector.tolist()))
     return {}
-
-
-def search(engine: ArrowEngine, source: Source, options: argparse.Namespace, output: Output) -> dict[str, Any]:
-    texts, vectors = corpus(engine, source, options)
-    question = engine.encode(options.search, prompt="query", dim=options.dim)
-    written = [row for row, text in enumerate(texts) if text.strip()]  # a blank line is no answer
-    hits = engine.search(question, vectors if len(written) == len(texts) else vectors[written], options.k)
-    places = [written[hit.index] for hit in hits]
-    found = [
-        {"row": row + 1, "score": round(hit.score, 4), "text": texts[row]}
-        for row, hit in zip(places, hits, strict=True)
-    ]
-    rows = [(f"{hit['score']:.3f}", hit["row"], short(str(hit["text"]))) for hit in found]
-    output.table(("score (-1 to 1)", "row (from 1)", "text"), rows)
-    return {"question": options.search, "hits": found}
-
-
-def corpus(engine: ArrowEngine, source: Source, options: argparse.Namespace) -> tuple[list[str], Any]:
-    """The texts and their vectors: read from the file if this command wrote it with this model, else computed."""
-    import numpy as np
-
-    from anytorch.errors import UsageError
-    from anytorch.text.embed.compare import as_matrix
-
-    if VECTORS not in source.columns:
-        texts = list(texts_of(source))
-        return texts, engine.encode(texts, prompt=options.prompt, dim=options.dim, progress=decorated(sys.stderr))
-    check_made_alike(engine, source, options.prompt)
-    kept: list[str] = []
-    parts = []
-    for chunk in source.chunks(8192):
-        kept += [text if text is not None else "" for text in chunk.texts]
-        parts.append(as_matrix(chunk.table.column(VECTORS).combine_chunks()))
-    vectors = np.concatenate(parts) if parts else np.zeros((0, engine.dim), np.float32)
-    wanted = options.dim or engine.dim
-    if vectors.shape[1] != wanted or vectors.dtype.kind != "f":
-        raise UsageError(
-            f"{source.path}: its vectors are {vectors.dtype} with {vectors.shape[1]} dimensions; the model makes {wanted}",
-            hint="name the model (and --dim) they were made with",
-        )
-    return kept, vectors
-
-
-def check_made_alike(engine: ArrowEngine, source: Source, prompt: str) -> None:
-    """Raise UsageError for stored vectors of another model or prompt. Files that do not say how they were made pass."""
-    from anytorch.errors import UsageError
-    from anytorch.text.embed.files_journal import differences, engine_identity
-    from anytorch.text.embed.files_write import read_facts
-
-    identity = (read_facts(source.path) or {}).get("identity")
-    if identity is None:
-        return
-    now = engine_identity(engine)
-    compared = ("model", "pooling", "steps")
-    before = {**{name: identity["engine"].get(name) for name in compared}, "prompt": identity["prompt"]}
-    found = differences(before, {**{name: now[name] for name in compared}, "prompt": engine.prompt_text(prompt)})
-    if found:
-        raise UsageError(
-            f"{source.path}: its vectors cannot be compared with the question's: {'; '.join(found)}",
-            hint="name the --model and the --prompt they were made with, or write them again",
-        )
-
-
-def short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"

@@ -10,31 +10,33 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from anytorch import limits
 from anytorch.cli.output import Output
+from anytorch.cli.parser import number
 from anytorch.errors import InputError, UsageError
 
 KINDS = ("tokenizer", "predictor")
 BOTH = "both"
 SAMPLE = {"instruments": 8, "rows": 3000}
-# Field of the plan, type, what it means. Defaults are the plan's own, which differ between the two kinds.
-OPTIONS: tuple[tuple[str, type, str], ...] = (
-    ("lookback", int, "rows of history in a window (90)"),
-    ("horizon", int, "rows to predict after them (10)"),
-    ("epochs", int, "passes over the data (10)"),
-    ("steps_per_epoch", int, "most steps in a pass; 0: every window"),
-    ("batch_size", int, "windows per process and step (32)"),
-    ("accumulate", int, "batches whose gradients are summed for one step (1)"),
-    ("learning_rate", float, "highest learning rate (tokenizer 2e-4, predictor 4e-5)"),
-    ("weight_decay", float, "weight decay of AdamW (0.1)"),
-    ("patience", int, "stop after this many evaluations without improvement; 0: never"),
-    ("evaluate_every", int, "steps between evaluations; 0: after every pass"),
-    ("validation_windows", int, "most windows in an evaluation, evenly spread (2000)"),
-    ("save_every", int, "steps from one save to the next (200)"),
-    ("stride", int, "rows from one window to the next (1)"),
-    ("validation", float, "share of the data, by time, for choosing the best weights (0.1)"),
-    ("test", float, "share of the data, the latest, to leave unused for tests (0.1)"),
-    ("lora_rank", int, "train a low-rank adapter (LoRA) of this rank instead of all weights; 0: all weights"),
-    ("seed", int, "the same seed gives the same weights (100)"),
+# Field of the plan, its limit, what it means. Defaults are the plan's own, which differ between the two kinds.
+OPTIONS: tuple[tuple[str, limits.Limit, str], ...] = (
+    ("lookback", limits.WINDOW, "rows of history in a window (90)"),
+    ("horizon", limits.STEPS, "rows to predict after them (10)"),
+    ("epochs", limits.ROUNDS, "passes over the data (10)"),
+    ("steps_per_epoch", limits.COUNT_OR_NONE, "most steps in a pass; 0: every window"),
+    ("batch_size", limits.BATCH, "windows per process and step (32)"),
+    ("accumulate", limits.BATCH, "batches whose gradients are summed for one step (1)"),
+    ("learning_rate", limits.LEARNING_RATE, "highest learning rate (tokenizer 2e-4, predictor 4e-5)"),
+    ("weight_decay", limits.DECAY, "weight decay of AdamW (0.1)"),
+    ("patience", limits.COUNT_OR_NONE, "stop after this many evaluations without improvement; 0: never"),
+    ("evaluate_every", limits.COUNT_OR_NONE, "steps between evaluations; 0: after every pass"),
+    ("validation_windows", limits.COUNT_OR_NONE, "most windows in an evaluation, evenly spread (2000)"),
+    ("save_every", limits.COUNT, "steps from one save to the next (200)"),
+    ("stride", limits.COUNT, "rows from one window to the next (1)"),
+    ("validation", limits.PART, "share of the data, by time, for choosing the best weights (0.1)"),
+    ("test", limits.PART, "share of the data, the latest, to leave unused for tests (0.1)"),
+    ("lora_rank", limits.RANK, "train a low-rank adapter (LoRA) of this rank instead of all weights; 0: all weights"),
+    ("seed", limits.SEED, "the same seed gives the same weights (100)"),
 )
 
 
@@ -56,13 +58,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
     model.add_argument("--model", metavar="NAME", help="tiny (default), kronos-mini, -small, -base, or a folder")
     model.add_argument("--tokenizer", metavar="NAME", help="the tokenizer to train, or the one the model uses")
-    model.add_argument("--context", type=int, metavar="N", help="most rows in the window of later forecasts")
+    model.add_argument(
+        "--context", type=number(limits.WINDOW), metavar="N", help="most rows in the window of later forecasts"
+    )
     model.add_argument("--from-scratch", action="store_true", help="keep the model's shape, but start from new weights")
     model.add_argument("--objective", default="generation", metavar="NAME", help="generation (default) or published")
     model.add_argument("--device", metavar="DEVICE", help="auto (default), cpu, cuda, …; under torchrun, its type")
     plan = parser.add_argument_group("training")
-    for name, kind, words in OPTIONS:
-        plan.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=words)
+    for name, limit, words in OPTIONS:
+        plan.add_argument(f"--{name.replace('_', '-')}", type=number(limit), metavar="N", help=words)
     plan.add_argument("--no-mixed-precision", action="store_true", help="float32 throughout")
     where = parser.add_argument_group("answer")
     where.add_argument("--output", metavar="DIR", help="folder of the run; name it again to resume")
@@ -239,9 +243,9 @@ def silent(words: str) -> None:
 
 
 def read(options: argparse.Namespace, note: Callable[[str], None]) -> list[Any]:
+    from anytorch.forecast.candles.columns import parse_given
     from anytorch.forecast.candles.generate import sample_market
     from anytorch.forecast.candles.read import read_many
-    from anytorch.forecast.candles.tables import parse_given
     from anytorch.forecast.training.windows import as_series
 
     if options.sample:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from anytorch import limits
 from anytorch.cli.output import Output
+from anytorch.cli.parser import number
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +17,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device-budget", metavar="SIZE", help="device memory the weights may use, such as 8GiB")
     parser.add_argument("--host-budget", metavar="SIZE", help="host memory the weights may use")
     parser.add_argument(
-        "--compute", type=float, default=0.0, metavar="SECONDS", help="compute time of one pass, if known"
+        "--compute",
+        type=number(limits.SECONDS_OR_NONE),
+        default=0.0,
+        metavar="SECONDS",
+        help="compute time of one pass, if known",
     )
     parser.add_argument("--plot", metavar="FILE", help="also draw the plan to this .png or .svg file")
 

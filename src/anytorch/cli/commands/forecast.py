@@ -6,6 +6,7 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
+from anytorch import limits
 from anytorch.cli.output import Output
 from anytorch.cli.parser import add_options
 
@@ -28,19 +29,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         ("--repair", "repair faulty data, and report each repair"),
         ("--holdout", "hold back the last HORIZON rows and compare the forecast with them"),
         "forecast",
-        ("--horizon N", 24, "bars to forecast, up to 10,000 (default: 24)"),
-        ("--samples N", 20, "paths to draw, up to 10,000 (default: 20)"),
+        ("--horizon N", 24, limits.STEPS, "bars to forecast, up to 10,000 (default: 24)"),
+        ("--samples N", 20, limits.PATHS, "paths to draw, up to 10,000 (default: 20)"),
         ("--quantiles Q,…", "0.1,0.5,0.9", "quantiles of the paths (default: 0.1,0.5,0.9)"),
-        ("--lookback N", int, "rows of history the model sees (default: what fits)"),
-        ("--temperature T", 1.0, "above 1: more spread; below 1: less"),
-        ("--top-k N", 0, "draw from the N likeliest tokens; 0: all; 1: deterministic"),
-        ("--top-p P", 1.0, "below 1: leave out rare moves (default: 1.0)"),
+        ("--lookback N", limits.WINDOW, "rows of history the model sees (default: what fits)"),
+        ("--temperature T", 1.0, limits.TEMPERATURE_ABOVE_ZERO, "above 1: more spread; below 1: less"),
+        ("--top-k N", 0, limits.TOP_K, "draw from the N likeliest tokens; 0: all; 1: deterministic"),
+        ("--top-p P", 1.0, limits.SHARE, "below 1: leave out rare moves (default: 1.0)"),
         ("--rolling", {"default": "exact", "choices": ROLLING}, f"{', '.join(ROLLING)}: {ROLLED}"),
-        ("--seed N", int, "seed; the same paths on every device (default: random, and shown)"),
+        ("--seed N", limits.SEED, "seed; the same paths on every device (default: random, and shown)"),
         "model",
         ("--model NAME", "tiny", "tiny, kronos-mini, -small, -base, or a folder"),
         ("--tokenizer NAME", "the tokenizer, for a model folder that names none"),
-        ("--context N", int, "rows of the model's window (default: its own)"),
+        ("--context N", limits.WINDOW, "rows of the model's window (default: its own)"),
         ("--dtype", {"choices": DTYPES}, f"{', '.join(DTYPES)}: the model's number format"),
         ("--quantization FORMAT", "compute with packed weights, such as int8"),
         ("--device DEVICE", "auto", "where to run (default: the best one)"),
@@ -82,6 +83,10 @@ def run(options: argparse.Namespace, output: Output) -> int:
         for one, (history, _) in zip(series, jobs, strict=True)
         if len(history) < FEW_ROWS
     ]
+    if options.lookback is not None and options.lookback > predictor.max_context:
+        told.append(
+            f"--lookback {options.lookback}: the model sees {predictor.max_context} rows; the last ones are used"
+        )
     if predictor.max_context > own:
         told.append(f"--context {options.context}: {options.model} supports windows of at most {own} rows")
     for words in told:
@@ -131,7 +136,7 @@ def forecast(
         )
     try:
         with output.progress("forecasting") as progress:
-            found: list[Any] = predictor.predict_batch(
+            found: list[Any] = predictor.forecast_batch(
                 [history for history, _ in jobs],
                 y_timestamp_list=ahead,
                 pred_len=options.horizon,
@@ -159,9 +164,9 @@ def forecast(
 def read(options: argparse.Namespace, output: Output) -> list[Any]:
     """Read the series to forecast; guesses about the data go to standard error."""
     from anytorch.errors import UsageError, did_you_mean
+    from anytorch.forecast.candles.columns import parse_given
     from anytorch.forecast.candles.generate import sample_candles
     from anytorch.forecast.candles.read import newest_parts, read_many
-    from anytorch.forecast.candles.tables import parse_given
 
     if options.sample:
         (made,) = read_many([sample_candles(SAMPLE_ROWS, seed=options.seed)])
@@ -192,7 +197,7 @@ def histories(one: Any, options: argparse.Namespace, context: int) -> tuple[Any,
     held = options.horizon if options.holdout else 0
     require_rows(len(one), held + 2, one.where, "a forecast that is compared with the last rows" if held else "it")
     before, actual = one.frame.iloc[: len(one) - held], one.frame.iloc[len(one) - held :] if held else None
-    lookback = options.lookback or max(context // 2, context - options.horizon)
+    lookback = min(options.lookback or max(context // 2, context - options.horizon), context)
     return before.iloc[-lookback:], actual
 
 

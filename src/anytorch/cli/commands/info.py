@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from anytorch import settings
 from anytorch._version import __version__
 from anytorch.cli.describe import device_json, devices_shown, gpu_words, would_use
-from anytorch.cli.output import Output, gigabytes
+from anytorch.cli.output import TRYING, Output, gigabytes
 from anytorch.cli.settings import tolerated
 from anytorch.counts import counted
 from anytorch.errors import AnytorchError
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
         check_cache()
     problems: list[str] = []
-    with tolerated(problems) as values:
+    with tolerated(problems) as values, output.waiting(TRYING) if probing else nullcontext():
         document = describe(problems, values, probing=probing, refresh=options.refresh, why=options.why)
     if output.json:
         output.data(document)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from anytorch import limits
 from anytorch.cli.output import Output
+from anytorch.cli.parser import number
 
 if TYPE_CHECKING:
     from anytorch.devices.tune import Item, TunePlan
@@ -14,7 +16,11 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default="auto", metavar="DEVICE", help="the device to tune for (default: auto)")
     parser.add_argument(
-        "--duration", type=float, default=20.0, metavar="SECONDS", help="seconds to measure (default: 20)"
+        "--duration",
+        type=number(limits.SECONDS),
+        default=20.0,
+        metavar="SECONDS",
+        help="seconds to measure (default: 20)",
     )
     parser.add_argument("--apply", action="store_true", help="write the plan to the settings file; later runs use it")
     parser.add_argument(

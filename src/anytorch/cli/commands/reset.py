@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,10 +53,12 @@ def forget_all() -> list[Path]:
     from anytorch.graph import records
 
     removed: list[Path] = []
+    folders = settings.cache_folder() / "folders"  # the indexes of folders that were searched
     forgetting: list[tuple[Path, Callable[[], object]]] = [
         *((store.path, store.clear) for store in map(Store, (*STORES, *RETIRED))),
         (records.folder(), lambda: records.clear()[0]),
         (measured.folder(), measured.clear),
+        (folders, lambda: removed_folder(folders)),
     ]
     for path, clear in forgetting:
         try:
@@ -63,3 +66,11 @@ def forget_all() -> list[Path]:
         except OSError as exc:
             raise CacheError(f"cannot remove the cache {path}: {exc.strerror}", hint="remove it by hand") from exc
     return removed
+
+
+def removed_folder(path: Path) -> bool:
+    """Remove a folder with all that is in it; False if there was none."""
+    if not path.exists():
+        return False
+    shutil.rmtree(path)
+    return True

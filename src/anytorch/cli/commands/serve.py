@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from anytorch import limits
 from anytorch.cli.output import Output
 from anytorch.cli.parser import add_options
 
@@ -21,8 +22,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "where",
         ("--host ADDRESS", "127.0.0.1", "address to listen on (default: 127.0.0.1, this machine only)"),
-        ("--port N", 8765, "port; 0: any free one (default: 8765)"),
-        ("--workers N", 1, "processes that share the port (default: 1)"),
+        ("--port N", 8765, limits.PORT, "port; 0: any free one (default: 8765)"),
+        ("--workers N", 1, limits.PROCESSES, "processes that share the port (default: 1)"),
         ("--no-browser", "do not open the page in a browser"),
         "models",
         (
@@ -30,16 +31,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             {"action": "append", "default": []},
             "a folder or a name, for embeddings, forecasts or text; may be repeated (default: the built-in models)",
         ),
-        ("--text-model FOLDER", "a causal language model for /v1/completions"),
+        ("--text-model FOLDER", "a causal language model for /v1/completions (default: the built-in one)"),
         (
             "--model-folder FOLDER",
             {"action": "append", "default": [], "type": Path},
             "a folder POST /api/load-model may load from; may be repeated (default: none)",
         ),
         ("--no-forecast", "do not load the built-in forecasting model"),
+        ("--no-text", "do not offer the built-in language model"),
         ("--device DEVICE", "auto", "where to run (default: the best one)"),
         ("--quantization FORMAT", "format of the embedding model's weights: int8, int4, int2, fp4"),
-        ("--threads N", int, "CPU threads of each process (default: all cores, shared)"),
+        ("--threads N", limits.THREADS, "CPU threads of each process (default: all cores, shared)"),
         "access",
         ("--api-key-file FILE", Path, "API keys, one per line (`name:key`); required unless the address is loopback"),
         ("--new-key FILE", Path, "append a new key to this file, print it, and exit"),
@@ -49,18 +51,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             "a web origin whose pages may send requests (CORS)",
         ),
         ("--allow-host NAME", {"action": "append", "default": []}, "another host name of this service"),
-        ("--rate-limit N", float, "requests per second and key (default: no limit)"),
+        ("--rate-limit N", limits.REQUESTS_PER_SECOND, "requests per second and key (default: no limit)"),
         "limits",
         ("--max-body SIZE", "16MB", "largest request body (default: 16MiB)"),
-        ("--max-texts N", 2048, "most texts in a request (default: 2048)"),
-        ("--max-tokens N", 300_000, "most tokens in a request (default: 300000)"),
-        ("--max-waiting-tokens N", 400_000, "most tokens in the queue; then 429 (default: 400000)"),
-        ("--max-waiting SECONDS", 10.0, "most seconds of work in the queue; then 429 (default: 10)"),
-        ("--timeout SECONDS", 60.0, "time limit of a request (default: 60)"),
-        ("--drain SECONDS", 30.0, "time to finish running requests at shutdown (default: 30)"),
+        ("--max-texts N", 2048, limits.COUNT, "most texts in a request (default: 2048)"),
+        ("--max-tokens N", 300_000, limits.COUNT, "most tokens in a request (default: 300000)"),
+        ("--max-waiting-tokens N", 400_000, limits.COUNT, "most tokens in the queue; then 429 (default: 400000)"),
+        ("--max-waiting SECONDS", 10.0, limits.SECONDS, "most seconds of work in the queue; then 429 (default: 10)"),
+        ("--timeout SECONDS", 60.0, limits.SECONDS, "time limit of a request (default: 60)"),
+        ("--drain SECONDS", 30.0, limits.SECONDS_OR_NONE, "time to finish running requests at shutdown (default: 30)"),
         (
             "--drain-delay SECONDS",
             0.0,
+            limits.SECONDS_OR_NONE,
             "seconds to report `draining` before the port closes, for a load balancer (default: 0)",
         ),
         "scaling out",
@@ -124,6 +127,7 @@ def serve_options(options: argparse.Namespace) -> Any:
         model_folders=tuple(options.model_folder),
         device=named_device(options.device, "--device"),
         forecast=not options.no_forecast,
+        text=not options.no_text,
         drain_s=options.drain,
         drain_delay_s=options.drain_delay,
         api_key_file=options.api_key_file or (Path(named).expanduser() if named else None),

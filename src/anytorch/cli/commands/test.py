@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from anytorch import limits
 from anytorch.cli.describe import reason_shown
 from anytorch.cli.output import Output
+from anytorch.cli.parser import number
 from anytorch.cli.requests import check_cache, named_device
 from anytorch.devices.choose import why_not
 from anytorch.devices.gather import gather, survey_of
@@ -17,7 +19,7 @@ from anytorch.devices.registry import Registry, registry
 from anytorch.devices.try_out import run_children, try_out
 from anytorch.devices.types import Candidate, Reason, State, TorchReport
 from anytorch.devices.wheels import advise
-from anytorch.errors import TorchMissing, UsageError
+from anytorch.errors import TorchMissing
 from anytorch.probe import snapshot
 from anytorch.probe.facts import as_json
 
@@ -33,12 +35,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DEVICE",
         help="a back end (cuda), a device (cuda:1), auto, or all (the default)",
     )
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="how long the child process may take")
+    parser.add_argument(
+        "--timeout", type=number(limits.SECONDS), metavar="SECONDS", help="how long the child process may take"
+    )
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    if options.timeout is not None and not 0 < options.timeout < 86_400:  # also catches NaN
-        raise UsageError(f"--timeout {options.timeout:g}: use a number of seconds above 0 and below a day")
     known = registry()
     everything = named_device(options.device, "DEVICE").strip().lower() == "all"
     request = DeviceRequest(options.device) if everything else parse(options.device, known)  # unknown names end here
@@ -47,10 +49,11 @@ def run(options: argparse.Namespace, output: Output) -> int:
     if hardware.torch is None:
         raise TorchMissing(f"torch is not installed in {hardware.machine.executable}", hint=advise(hardware).command)
     names = concerned(request, known)
-    if names or options.timeout is not None:
-        report = run_children(names, timeout_s=options.timeout)
-    else:
-        report = try_out(hardware, refresh=True)  # everything: then it is worth remembering
+    with output.waiting("testing the devices, each in a process of its own"):
+        if names or options.timeout is not None:
+            report = run_children(names, timeout_s=options.timeout)
+        else:
+            report = try_out(hardware, refresh=True)  # everything: then it is worth remembering
     found = survey_of(replace(gather("never", hardware=hardware), torch=report))
     reasons, devices = found.reasons, found.devices
     asked: Sequence[Candidate]

@@ -177,6 +177,21 @@ def disturbed_share(rows: Sequence[Row]) -> float:
     return len(busy) / len(timings) if timings else 0.0
 
 
+BUSY_ROWS, BUSY_CORES = 0.25, 0.5
+
+
+def busy_words(facts: Mapping[str, Any]) -> str:
+    """What to say of a device's rates where the machine did other work meanwhile; "" where it did not. Pure.
+
+    `facts`: of a DeviceResult. The rates are then what this machine gave beside that work, not what the device can do.
+    """
+    other, disturbed = facts.get("other_cores"), facts.get("disturbed") or 0.0
+    if not ((other or 0.0) >= BUSY_CORES or disturbed >= BUSY_ROWS):
+        return ""
+    how = f"{other:.1f} of its cores" if (other or 0.0) >= BUSY_CORES else f"{disturbed:.0%} of the rows were disturbed"
+    return f"the machine was busy with other work while measuring ({how}): rates are too low; repeat when it is idle"
+
+
 def with_limits(rows: Sequence[Row], caps: Caps) -> tuple[Row, ...]:
     """Each row beside its limit: what the device states, else the best of the same kind measured on it. Pure."""
     best: dict[tuple[str, str], Row] = {}
@@ -191,8 +206,11 @@ def with_limits(rows: Sequence[Row], caps: Caps) -> tuple[Row, ...]:
         stated = stated_limit(row, caps)
         if stated is not None:
             limit, source = stated, "stated by the device"
+        elif (peer := best[kind(row)]) is row:
+            # Its share of itself would read as "100 % of the limit", of a limit that nobody knows.
+            result.append(replace(row, limit_source="no limit is stated; the best of its kind measured here"))
+            continue
         else:
-            peer = best[kind(row)]
             limit, source = peer.rate or math.inf, f"best measured here ({peer.workload}, {peer.case})"
         result.append(replace(row, limit=limit, share=row.rate / limit, limit_source=source))
     return tuple(result)

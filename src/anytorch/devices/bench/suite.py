@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anytorch import __version__, logs
+from anytorch.devices.bench.others import OtherWork
 from anytorch.devices.bench.results import BenchmarkReport, DeviceResult, Row, Timing, disturbed_share, with_limits
 from anytorch.devices.bench.timing import measure
 from anytorch.devices.bench.workloads import (
@@ -163,6 +164,7 @@ class DeviceRun:
     rows: list[Row] = field(default_factory=list)
     s_per_flop: dict[str, float] = field(default_factory=dict)  # by dtype, of the last case: cases grow, so the nearest
     _bench: Bench | None = None
+    _others: OtherWork = field(default_factory=OtherWork)
 
     def warm_up(self) -> None:
         """Wake the driver and its libraries, which takes seconds on some, before the device's time starts to count."""
@@ -174,6 +176,7 @@ class DeviceRun:
         except Exception as exc:  # noqa: BLE001  (every row below will carry the device's own words)
             log.warning("%s could not be warmed up: %s", self.device.id, exc)
         self.started = perf_counter()
+        self._others.begin()
 
     def bench(self) -> Bench:
         if self._bench is None:
@@ -261,6 +264,7 @@ class DeviceRun:
                 "unified_memory": self.caps.unified_memory,
                 "software": self.device.software,
                 "disturbed": disturbed_share(self.rows),
+                "other_cores": self._others.cores(),
             },
         )
 

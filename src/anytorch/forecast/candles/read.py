@@ -28,16 +28,15 @@ import numpy as np
 
 from anytorch.counts import counted
 from anytorch.errors import InputError
+from anytorch.forecast.candles.columns import Columns, columns_without_header, guess_columns
 from anytorch.forecast.candles.rhythm import Rhythm, future_times, rhythm_of
+from anytorch.forecast.candles.single import as_candles, counted_days, is_single, marked
 from anytorch.forecast.candles.tables import (
     FIELDS,
     PRICES,
     STANDARD_INPUT,
     Cells,
-    Columns,
     Origin,
-    columns_without_header,
-    guess_columns,
     kind_of,
     listed,
     parse_numbers,
@@ -70,7 +69,10 @@ class Problem:
 
 
 def problems(frame: pd.DataFrame, lines: Sequence[int]) -> list[Problem]:
-    """All faults of a frame with our columns; `lines` are the rows' line numbers in their file."""
+    """All faults of a frame with our columns; `lines` are the rows' line numbers in their file.
+
+    Prices are above 0; single values (single.py) need not be.
+    """
     found: list[Problem] = []
 
     def note(kind: str, column: str, bad: Any, text: str) -> None:
@@ -88,9 +90,9 @@ def problems(frame: pd.DataFrame, lines: Sequence[int]) -> list[Problem]:
         values = frame[column].to_numpy(dtype=float)
         note("missing", column, ~np.isfinite(values), "{value} is not a number")
         with np.errstate(invalid="ignore"):
-            if column in PRICES:
+            if column in PRICES and not is_single(frame):
                 note("price", column, values <= 0, "the price is {value}, which is not above 0")
-            else:
+            elif column not in PRICES:
                 note("negative", column, values < 0, "{value} is negative")
     note("upside-down", "high", (frame["high"] < frame["low"]).to_numpy(), "{value} is below the low of the same bar")
     prices = frame[list(PRICES)].to_numpy(dtype=float)
@@ -120,7 +122,7 @@ def repaired(frame: pd.DataFrame, lines: Sequence[int], where: Origin | str) -> 
     found = problems(frame, lines)
     if not found:
         return frame, np.asarray(lines), []
-    kinds = {problem.kind for problem in found}
+    kinds, single = {problem.kind for problem in found}, is_single(frame)
     frame = frame.reset_index(drop=True)
     kept = np.asarray(lines)
     if "unsorted" in kinds:
@@ -132,7 +134,9 @@ def repaired(frame: pd.DataFrame, lines: Sequence[int], where: Origin | str) -> 
     frame = frame.copy()
     for column in [name for name in FIELDS if name in frame]:
         values = frame[column].to_numpy(dtype=float).copy()
-        bad = ~np.isfinite(values) | (values <= 0 if column in PRICES else values < 0)
+        bad = ~np.isfinite(values)
+        if not (column in PRICES and single):
+            bad |= values <= 0 if column in PRICES else values < 0
         if column in PRICES and bad.mean() > MOST_MENDED:
             raise Cells(kept, column, Origin.of(where)).refused(
                 int(np.flatnonzero(bad)[0]),
@@ -158,6 +162,7 @@ def repaired(frame: pd.DataFrame, lines: Sequence[int], where: Origin | str) -> 
     if "amount" in frame:
         made_up = frame[list(PRICES)].mean(axis=1) * frame.get("volume", 0.0)
         frame["amount"] = frame["amount"].fillna(made_up)
+    frame = marked(frame, single)
     notes = [
         f"repaired: {problem.said(where)}; {_changed(problem, frame, kept)}"
         for problem in found
@@ -364,6 +369,8 @@ def _frame(
     of = columns.of
     if "timestamps" in of:
         stamps, column = table[of["timestamps"]], of["timestamps"]
+    elif "date" not in of:
+        stamps, column = counted_days(len(table)).to_series(index=table.index), "timestamps"
     else:
         column = f"{of['date']} + {of['time']}"
         stamps = table[of["date"]].astype(str).str.strip() + " " + table[of["time"]].astype(str).str.strip()
@@ -373,6 +380,8 @@ def _frame(
         if field in of:
             frame[field], said = parse_numbers(table[of[field]], lines, of[field], where)
             notes += said
+    if not any(field in of for field in ("open", "high", "low")):
+        frame = as_candles(frame)
     return frame, notes
 
 
@@ -397,7 +406,7 @@ def _cut(
     whole = rhythm_of(pd.concat([times.iloc[start:stop] for start, stop in pieces]))
     said = [*notes, *(_alone(start, times, lines, where) for start, stop in pairwise(edges) if stop - start < 2)]
     for number, (start, stop) in list(enumerate(pieces, 1))[-1 if newest else 0 :]:
-        piece = frame.iloc[start:stop].reset_index(drop=True)
+        piece = marked(frame.iloc[start:stop].reset_index(drop=True), is_single(frame))
         rhythm = rhythm_of(piece["timestamps"])
         # A short piece does not show its market's hours; the others do, if they are of the same kind.
         rhythm = whole if whole.step == rhythm.step else rhythm

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytorch import logs, native, settings
+from anytorch import limits, logs, native, settings
 from anytorch.errors import AnytorchError, InputError
 from anytorch.workers import Workers
 
@@ -44,8 +44,11 @@ class Sampler:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0 or math.isinf(self.temperature):
-            raise InputError(f"T is {self.temperature!r} and must be above 0", hint="top_k=1 is the greedy choice")
+        if not limits.TEMPERATURE_ABOVE_ZERO.holds(self.temperature):
+            most = limits.TEMPERATURE_ABOVE_ZERO.most
+            raise InputError(
+                f"T is {self.temperature!r} and must be above 0 and at most {most}", hint="top_k=1 is the greedy choice"
+            )
         if self.top_k < 0:
             raise InputError(f"top_k is {self.top_k!r} and must not be negative; 0 keeps all ids")
         if not 0 < self.top_p <= 1:

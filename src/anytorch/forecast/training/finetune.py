@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.devices.seeds import own_random_numbers
 from anytorch.errors import InputError, UsageError, did_you_mean
 from anytorch.forecast.candles.tables import FIELDS
@@ -219,7 +219,7 @@ def finetune_predictor(
     """
     plan = replace(PREDICTOR_PLAN if plan is None else plan, **checked(changes))
     if max_context is not None:
-        max_context = whole_number("max_context", max_context, 2, "a window has at least 2 rows")
+        max_context = whole_number("max_context", max_context, limits.WINDOW, "a window has at least 2 rows")
     model, tokenizer, max_context = chosen(model, tokenizer, max_context, plan)
     with world(device) as processes, own_random_numbers():
         module = start_from(Kronos, model, plan.seed)

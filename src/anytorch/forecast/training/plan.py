@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
+from anytorch import limits
 from anytorch.errors import UsageError
 
-# The least that makes sense of every whole number in a plan.
-LEAST = {
-    "lookback": 2,
-    **dict.fromkeys(("horizon", "epochs", "batch_size", "accumulate", "save_every", "log_every", "stride"), 1),
-    **dict.fromkeys(("steps_per_epoch", "evaluate_every", "validation_windows", "patience", "lora_rank", "seed"), 0),
+WHOLE = {
+    "lookback": limits.WINDOW,
+    "horizon": limits.STEPS,
+    "epochs": limits.ROUNDS,
+    "lora_rank": limits.RANK,
+    "seed": limits.SEED,
+    **dict.fromkeys(("batch_size", "accumulate"), limits.BATCH),
+    **dict.fromkeys(("save_every", "log_every", "stride"), limits.COUNT),
+    **dict.fromkeys(("steps_per_epoch", "evaluate_every", "validation_windows", "patience"), limits.COUNT_OR_NONE),
 }
-SEEDS = 2**63
 # Of every other number: what it may be, and the words for it.
 Range = tuple[Callable[[Any], bool], str]
-ABOVE_ZERO: Range = (lambda value: 0 < value < math.inf, "use a number above 0")
+ABOVE_ZERO: Range = (limits.LEARNING_RATE.holds, limits.LEARNING_RATE.words)
 SHARE: Range = (lambda value: 0 <= value < 1, "use a number from 0 to below 1")
 REAL: dict[str, Range] = {
     **dict.fromkeys(("learning_rate", "epsilon", "clip_norm", "clip"), ABOVE_ZERO),
     **dict.fromkeys(("warm_up", "validation", "test"), SHARE),
-    "weight_decay": (lambda value: 0 <= value < math.inf, "use a number from 0 on"),
+    "weight_decay": (limits.DECAY.holds, limits.DECAY.words),
 }
 
 
@@ -67,7 +70,7 @@ class TrainingPlan:
 
 def plain(name: str, value: Any) -> Any:
     """Convert NumPy scalars to Python numbers."""
-    if name in LEAST:
+    if name in WHOLE:
         return int(value)
     if name == "betas":
         return tuple(float(beta) for beta in value)
@@ -82,12 +85,11 @@ def wrong(name: str, value: Any) -> str:
     """What to use instead of an invalid value of a plan; "" if the value is valid.
 
     >>> wrong("patience", -1)
-    'use a whole number from 0 on'
+    'use a whole number from 0 to 1,000,000,000'
     """
-    if name in LEAST:
-        if type(value) is bool or not issubclass(type(value), Integral) or value < LEAST[name]:
-            return f"use a whole number from {LEAST[name]} on"
-        return f"use a whole number from 0 to {SEEDS - 1}" if name == "seed" and value >= SEEDS else ""
+    if name in WHOLE:
+        whole = type(value) is not bool and issubclass(type(value), Integral)
+        return "" if whole and WHOLE[name].holds(value) else WHOLE[name].words
     if name == "betas":
         pair = isinstance(value, (tuple, list)) and len(value) == 2 and all(is_real(beta) for beta in value)
         return "" if pair and all(0 <= beta < 1 for beta in value) else "use two numbers from 0 to below 1"

@@ -119,7 +119,7 @@ def compare(
 ) -> Comparison:
     """Forecast windows of the test period (the latest share of the data) and score them against the baselines.
 
-    The test period is that of a training run with the same `validation` and `test`. `options` go to `predict_batch`
+    The test period is that of a training run with the same `validation` and `test`. `options` go to `forecast_batch`
     (T, top_p, …).
     """
     windows = split_windows(series, lookback=lookback, horizon=horizon, validation=validation, test=test)["test"]
@@ -127,7 +127,7 @@ def compare(
     if not places:
         raise InputError(f"the test period {windows.period} holds no window of {windows.length} rows")
     frames = [series[place].frame for place, _ in places]
-    found = predictor.predict_batch(
+    found = predictor.forecast_batch(
         [frame.iloc[start : start + lookback] for frame, (_, start) in zip(frames, places, strict=True)],
         y_timestamp_list=[
             frame["timestamps"].iloc[start + lookback : start + lookback + horizon]
@@ -137,7 +137,6 @@ def compare(
         sample_count=samples,
         seed=seed,
         verbose=False,
-        return_samples=True,
         **options,
     )
     random = np.random.Generator(np.random.PCG64(seed))

@@ -1,9 +1,9 @@
 """Attention on matrix cores: scores, softmax and output of a block of queries in one kernel, as SPIR-V.
 
-A subgroup has as many queries as a matrix has rows. Blocks of keys and values pass through workgroup memory; the scores of a
-block go through it too, because only there is an element's place known: each row's lanes turn it into weights in half
-precision. The maximum and the sum of a row are kept by its lanes, the output in float32 matrices, which are corrected by a
-matrix of factors when a row's maximum grows. The operands and parameters are those of the WGSL kernels.
+A subgroup has as many queries as one or two matrices have rows. Blocks of keys and values pass through workgroup memory;
+the scores of a block go through it too, because only there is an element's place known: each row's lanes turn it into
+weights in half precision. The maximum and the sum of a row are kept by its lanes, the output in float32 matrices, which are
+corrected by a matrix of factors when a row's maximum grows. The operands and parameters are those of the WGSL kernels.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ LOG2_E = math.log2(math.e)
 
 def fits(kernel: Attention, shape: Shape, shared_bytes: int, threads: int) -> bool:
     """Can a driver with this matrix shape run the kernel?"""
-    invocations = kernel.queries // shape.m * shape.subgroup
+    lines = kernel.stacked * shape.m  # queries of a subgroup
+    invocations = kernel.queries // lines * shape.subgroup
     steps = (
         kernel.dimension % shape.k == kernel.dimension % shape.n == kernel.keys % shape.n == kernel.keys % shape.k == 0
     )
     reads = kernel.keys * kernel.dimension % (EIGHT * invocations) == 0
-    rows = shape.subgroup % shape.m == 0 and kernel.keys % (EIGHT * (shape.subgroup // shape.m)) == 0
-    stores = shape.m * math.gcd(kernel.dimension, kernel.keys) % (EIGHT * shape.subgroup) == 0
-    whole = kernel.queries % shape.m == shape.m % EIGHT == shape.n % EIGHT == shape.k % EIGHT == 0
+    rows = shape.subgroup % lines == 0 and kernel.keys % (EIGHT * (shape.subgroup // lines)) == 0
+    stores = lines * math.gcd(kernel.dimension, kernel.keys) % (EIGHT * shape.subgroup) == 0
+    whole = kernel.queries % lines == shape.m % EIGHT == shape.n % EIGHT == shape.k % EIGHT == 0
     return (
         (steps and reads and rows and stores and whole)
         and invocations <= threads
@@ -48,16 +49,16 @@ class _Places:
     """Where things lie in workgroup memory, in units of 16 bytes; one unit more than a row needs, against bank conflicts."""
 
     def __init__(self, kernel: Attention, shape: Shape) -> None:
-        subgroups = kernel.queries // shape.m
+        lines = kernel.stacked * shape.m
         self.key_row = kernel.dimension // EIGHT + 1
         self.values = kernel.keys * self.key_row
         self.scores = 2 * self.values
         self.score_row = kernel.keys // 4 + 1
         self.weight_row = kernel.keys // EIGHT + 1  # weights take the place of scores
         self.factor_row = shape.n // 4 + 1
-        self.factors = shape.m * self.score_row  # from the subgroup's own place on
-        self.own = self.factors + shape.m * self.factor_row
-        self.units = max(self.scores + subgroups * self.own, kernel.queries * self.key_row)
+        self.factors = lines * self.score_row  # from the subgroup's own place on
+        self.own = self.factors + lines * self.factor_row
+        self.units = max(self.scores + kernel.queries // lines * self.own, kernel.queries * self.key_row)
 
 
 def render(kernel: Attention, shape: Shape) -> bytes:
@@ -67,7 +68,8 @@ def render(kernel: Attention, shape: Shape) -> bytes:
 class _Writer:
     def __init__(self, kernel: Attention, shape: Shape) -> None:
         self.kernel, self.shape = kernel, shape
-        self.subgroups = kernel.queries // shape.m
+        self.lines = kernel.stacked * shape.m
+        self.subgroups = kernel.queries // self.lines
         self.threads = self.subgroups * shape.subgroup
         module = self.module = Module(self.threads)
         self.quad = module.vector(module.u32, 4)
@@ -87,10 +89,10 @@ class _Writer:
         self.a_type = module.matrix(element, shape.m, shape.k, USE_A)
         self.b_type = module.matrix(element, shape.k, shape.n, USE_B)
         self.c_type = module.matrix(module.f32, shape.m, shape.n, USE_ACCUMULATOR)
-        self.row_lanes = shape.subgroup // shape.m  # that share a row
+        self.row_lanes = shape.subgroup // self.lines  # that share a row
 
     def words(self) -> bytes:
-        module, p, kernel, shape = self.module, self.p, self.kernel, self.shape
+        module, p, kernel = self.module, self.p, self.kernel
         x, y = module.workgroup()
         linear = x + y * p["row"]
         module.leave_if(linear >= p["total"])
@@ -101,7 +103,7 @@ class _Writer:
         self.query0 = block * kernel.queries
         self.own = self.subgroup * self.places.own + self.places.scores
         self.row, self.part = self.lane // self.row_lanes, self.lane % self.row_lanes
-        self.query = self.query0 + self.subgroup * shape.m + self.row
+        self.query = self.query0 + self.subgroup * self.lines + self.row
         self.end = p["keys"]
         if kernel.causal:
             self.end = self.end.minimum(self.query0 + kernel.queries)
@@ -123,17 +125,22 @@ class _Writer:
         module, kernel, shape, places = self.module, self.kernel, self.shape, self.places
         units = kernel.dimension // EIGHT
         base = self._base("q") // EIGHT
-        own = self.subgroup * (shape.m * places.key_row)
-        for number in range(shape.m * units // shape.subgroup):
+        own = self.subgroup * (self.lines * places.key_row)
+        for number in range(self.lines * units // shape.subgroup):
             one = self.lane + number * shape.subgroup
             row, unit = one // units, one % units
-            query = (self.query0 + self.subgroup * shape.m + row).minimum(self.p["queries"] - 1)
+            query = (self.query0 + self.subgroup * self.lines + row).minimum(self.p["queries"] - 1)
             value = module.read(self.buffers["q"], base + query * (self.p["q_place"] // EIGHT) + unit)
             module.shared_write(self.memory, own + row * places.key_row + unit, value)
         module.barrier()
         self.queries = [
-            module.load_matrix(self.a_type, self.memory, own + d // EIGHT, ROW_MAJOR, places.key_row)
-            for d in range(0, kernel.dimension, shape.k)
+            [
+                module.load_matrix(
+                    self.a_type, self.memory, own + line * places.key_row + d // EIGHT, ROW_MAJOR, places.key_row
+                )
+                for d in range(0, kernel.dimension, shape.k)
+            ]
+            for line in range(0, self.lines, shape.m)
         ]
         module.barrier()
 
@@ -164,7 +171,8 @@ class _Writer:
     def _attend(self) -> None:
         module, kernel, shape = self.module, self.kernel, self.shape
         zero = module.zero(self.c_type)
-        self.outputs = [module.local(self.c_type, zero) for _ in range(kernel.dimension // shape.n)]
+        count = kernel.dimension // shape.n
+        self.outputs = [[module.local(self.c_type, zero) for _ in range(count)] for _ in range(kernel.stacked)]
         self.top = module.local(module.f32, module.real(LOWEST))
         self.total = module.local(module.f32, module.real(0.0))
         self.bases = {name: (self._base(name) // EIGHT, self.p[f"{name}_place"] // EIGHT) for name in "kv"}
@@ -185,12 +193,17 @@ class _Writer:
     def _scores(self) -> None:
         module, kernel, shape, places = self.module, self.kernel, self.shape, self.places
         for n in range(0, kernel.keys, shape.n):
-            score = module.zero(self.c_type)
+            scores = [module.zero(self.c_type)] * kernel.stacked
             for number, d in enumerate(range(0, kernel.dimension, shape.k)):
                 at = module.constant(n * places.key_row + d // EIGHT)
                 keys = module.load_matrix(self.b_type, self.memory, at, COLUMN_MAJOR, places.key_row)
-                score = module.multiply_add(self.queries[number], keys, score)
-            module.store_matrix(score, self.memory, self.own + n // 4, places.score_row)
+                scores = [
+                    module.multiply_add(queries[number], keys, score)
+                    for queries, score in zip(self.queries, scores, strict=True)
+                ]
+            for line, score in enumerate(scores):
+                at = self.own + line * shape.m * places.score_row + n // 4
+                module.store_matrix(score, self.memory, at, places.score_row)
 
     def _weigh(self, key0: Value) -> None:
         """A row's scores to weights, and the factor that what was summed before must be corrected by."""
@@ -259,25 +272,40 @@ class _Writer:
         for unit in range(0, units, self.row_lanes):
             module.shared_write(self.memory, place + self.part + unit, four)
 
-    def _factors(self) -> Value:
-        return self.module.load_matrix(
-            self.c_type, self.memory, self.own + self.places.factors, ROW_MAJOR, self.places.factor_row
-        )
+    def _factors(self) -> list[Value]:
+        first, row = self.own + self.places.factors, self.places.factor_row
+        return [
+            self.module.load_matrix(self.c_type, self.memory, first + line * row, ROW_MAJOR, row)
+            for line in range(0, self.lines, self.shape.m)
+        ]
 
     def _values(self) -> None:
         module, kernel, shape, places = self.module, self.kernel, self.shape, self.places
         factors = self._factors()
         weights = [
-            module.load_matrix(self.a_type, self.memory, self.own + key // EIGHT, ROW_MAJOR, places.weight_row)
-            for key in range(0, kernel.keys, shape.k)
+            [
+                module.load_matrix(
+                    self.a_type,
+                    self.memory,
+                    self.own + line * places.weight_row + key // EIGHT,
+                    ROW_MAJOR,
+                    places.weight_row,
+                )
+                for key in range(0, kernel.keys, shape.k)
+            ]
+            for line in range(0, self.lines, shape.m)
         ]
-        for number, output in enumerate(self.outputs):
-            sum_ = module.times(module.get(output), factors)
-            for step, weight in enumerate(weights):
+        for number in range(kernel.dimension // shape.n):
+            sums = [
+                module.times(module.get(outputs[number]), factor)
+                for outputs, factor in zip(self.outputs, factors, strict=True)
+            ]
+            for step in range(kernel.keys // shape.k):
                 at = module.constant(places.values + step * shape.k * places.key_row + number * shape.n // EIGHT)
                 values = module.load_matrix(self.b_type, self.memory, at, ROW_MAJOR, places.key_row)
-                sum_ = module.multiply_add(weight, values, sum_)
-            module.put(output, sum_)
+                sums = [module.multiply_add(own[step], values, one) for own, one in zip(weights, sums, strict=True)]
+            for outputs, one in zip(self.outputs, sums, strict=True):
+                module.put(outputs[number], one)
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -293,14 +321,16 @@ class _Writer:
         for d in range(0, kernel.dimension, kernel.keys):  # as many columns at a time as there is room for
             width = min(kernel.keys, kernel.dimension - d)
             for n in range(0, width, shape.n):
-                output = module.times(module.get(self.outputs[(d + n) // shape.n]), factors)
-                module.store_matrix(output, self.memory, self.own + n // 4, places.score_row)
+                for line, (outputs, factor) in enumerate(zip(self.outputs, factors, strict=True)):
+                    output = module.times(module.get(outputs[(d + n) // shape.n]), factor)
+                    at = self.own + line * shape.m * places.score_row + n // 4
+                    module.store_matrix(output, self.memory, at, places.score_row)
             module.barrier(SCOPE_SUBGROUP)
             units = width // EIGHT
-            for number in range(shape.m * units // shape.subgroup):
+            for number in range(self.lines * units // shape.subgroup):
                 one = self.lane + number * shape.subgroup
                 row, unit = one // units, one % units
-                query = self.query0 + self.subgroup * shape.m + row
+                query = self.query0 + self.subgroup * self.lines + row
                 with module.when(query < p["queries"]):
                     at = self.own + row * places.score_row + unit * 2
                     halves = [module.shared_read(self.memory, at + half) for half in range(2)]

@@ -24,7 +24,6 @@ from anytorch.text.embed.engine import ArrowEngine
 from anytorch.text.embed.files import (
     CPU_ROWS,
     DEVICE_ROWS,
-    VECTOR,
     FileReport,
     asked_identity,
     finished,
@@ -40,7 +39,7 @@ from anytorch.text.embed.files_journal import (
     remove_leftovers,
 )
 from anytorch.text.embed.files_read import Source
-from anytorch.text.embed.files_write import assemble, disk_errors, with_vectors, write_part
+from anytorch.text.embed.files_write import VECTOR, assemble, disk_errors, with_vectors, write_part
 from anytorch.values import dataclass
 
 log = logs.logger(__name__)

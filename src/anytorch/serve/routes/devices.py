@@ -119,13 +119,39 @@ async def benchmark(asked: schemas.BenchmarkRequest, service: Service) -> Respon
     """Measure devices, and stream it as server-sent events.
 
     `progress` {device, test, fraction, message}, `result` {device, test, rate, unit, limit, share}, `problem`
-    {device, test, message}, at the end `done` {run_id, rows} or `failed` {message}. Closing the connection ends it.
+    {device, test, message}, at the end `done` {run_id, rows} or `failed` {message}. Closing the connection ends it, unless
+    `keep_s` lets it wait for another reader.
     """
     await service.pools.questions.run(benchmarks.check, asked)
     service.benchmarks.reserve()
 
     async def events() -> AsyncIterator[bytes]:
         async for name, data in service.benchmarks.run(asked):
+            yield event(data, name)
+
+    return event_stream(events())
+
+
+@measuring.get("/v1/benchmark/running", responses=problems(401))
+async def running(service: Service) -> schemas.RunningBenchmark:
+    """The benchmark that runs in this process, if one does."""
+    return service.benchmarks.running
+
+
+@measuring.delete("/v1/benchmark/running", status_code=204, response_class=Response, responses=problems(401))
+async def stop_running(service: Service) -> Response:
+    """End the benchmark that runs; what was measured so far is kept."""
+    await service.benchmarks.stop()
+    return Response(status_code=204)
+
+
+@measuring.get("/v1/benchmark/running/events", response_class=Response, responses={**EVENTS, **problems(401, 404)})
+async def follow_running(service: Service) -> Response:
+    """The events of the benchmark that runs, from its first one on: what POST /v1/benchmark streams."""
+    found = service.benchmarks.follow()
+
+    async def events() -> AsyncIterator[bytes]:
+        async for name, data in found:
             yield event(data, name)
 
     return event_stream(events())

@@ -68,7 +68,7 @@ async def forecast(request: Request) -> Response:
         series = await service.pools.candles.run(read, asked)
         assert isinstance(model, ForecastModel)
         context = model.predictor.max_context
-        lookback = min(asked.lookback or max(context // 2, context - asked.horizon), len(series))
+        lookback = min(asked.lookback or max(context // 2, context - asked.horizon), context, len(series))
         terms = Terms(
             asked.horizon,
             asked.samples,
@@ -84,7 +84,9 @@ async def forecast(request: Request) -> Response:
             model.queue.submit(series.frame.iloc[-lookback:], terms, limit_s, ahead=ahead)
         )
         document = await service.pools.candles.run(answer_of, found, series, asked)
-        warnings = []
+        warnings = list(found.warnings)
+        if asked.lookback is not None and asked.lookback > context:
+            warnings.append(f"lookback is {asked.lookback} and the model sees {context} rows: the last ones are used")
         if lookback < FEW_ROWS:
             warnings.append(f"only {lookback} rows of history: too few to estimate the series' scale and rhythm")
         if model.info.id == "tiny" and not asked.sample:
@@ -111,7 +113,7 @@ def answer_of(found: Any, series: Any, asked: schemas.ForecastRequest) -> dict[s
         "forecast": column_lists(found.mean, found.mean.index),
         "quantiles": {named(level): column_lists(frame) for level, frame in found.quantiles.items()},
     }
-    if asked.return_samples and found.samples is not None:
+    if asked.return_samples:
         document["samples"] = [
             {name: readable(path[:, place]) for place, name in enumerate(COLUMNS)} for path in found.samples
         ]
@@ -173,6 +175,7 @@ async def read_form(request: Request) -> dict[str, Any]:
 
 # --- a client's input (JSON columns, CSV text, an upload, or a sample) as a history to forecast -----------------------
 
+GIVEN = ("candles", "values", "csv", "sample")
 COLUMNS = ("open", "high", "low", "close", "volume", "amount")
 LARGEST = 1e18  # its square is still a float32
 SAMPLE_ROWS = 600
@@ -186,11 +189,12 @@ PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"PAR1", b"ARROW1")
 
 def check(asked: schemas.ForecastRequest, options: ServeOptions) -> None:
     """Raise a Problem for input that is missing or too large. Cheap: runs before anything is read."""
-    given = [name for name in ("candles", "csv", "sample") if getattr(asked, name)]
+    given = [name for name in GIVEN if getattr(asked, name)]
     if len(given) != 1:
         raise Problem(
             422, "invalid-body", "The body is invalid",
-            f"send exactly one of candles, csv and sample; sent: {', '.join(given) or 'none'}", param="candles",
+            f"send exactly one of {', '.join(GIVEN[:-1])} and {GIVEN[-1]}; sent: {', '.join(given) or 'none'}",
+            param="candles",
         )  # fmt: skip
     for name, value, most in (
         ("horizon", asked.horizon, options.max_forecast_steps),
@@ -201,7 +205,7 @@ def check(asked: schemas.ForecastRequest, options: ServeOptions) -> None:
             raise Problem(
                 422, "invalid-body", "The body is invalid", f"{name} is {value}; the limit is {most}", param=name
             )
-    rows = len(asked.candles.timestamps) if asked.candles else count_lines(asked.csv or "")
+    rows = len(asked.candles.timestamps) if asked.candles else len(asked.values or ()) or count_lines(asked.csv or "")
     if rows > options.max_forecast_rows:
         raise Problem(
             413, "too-many-rows", "Too many rows", f"{rows} rows of history; the limit is {options.max_forecast_rows}",
@@ -251,6 +255,8 @@ def history_of(asked: schemas.ForecastRequest) -> CandleSeries:
         name = "sample"
     elif asked.candles is not None:
         table, name = table_of(asked.candles), "candles"
+    elif asked.values is not None:
+        table, name = table_of_values(asked), "values"
     else:
         text = asked.csv or ""
         if text.lstrip("\ufeff").startswith(tuple(mark.decode("latin-1") for mark in PACKED)):
@@ -323,6 +329,15 @@ def table_of(candles: schemas.Candles) -> Any:
     buffer = io.StringIO()
     frame.to_csv(buffer, index=False)
     return buffer.getvalue().encode()
+
+
+def table_of_values(asked: schemas.ForecastRequest) -> Any:
+    """A series of single values, with its times where they are given."""
+    values = asked.values or []
+    if asked.timestamps is not None and len(asked.timestamps) != len(values):
+        raise InputError(f"values has {len(values)} entries and timestamps has {len(asked.timestamps)}")
+    times = {} if asked.timestamps is None else {"timestamps": [clean(one) for one in asked.timestamps]}
+    return require_pandas().DataFrame({**times, "close": values})
 
 
 def column_lists(frame: Any, timestamps: Any = None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ head        pooled vectors → the answer  compare   similarities, and the neare
 engine      all of it together (encoder_builder: the encoder for it; encoder_device: where it computes)
 queue       many callers, one engine (queue_line: who waits, and who gets into a batch)
 pool        several devices              files     whole files, resumable
+folder      a folder, searchable         passages  its files, cut for a search
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from anytorch.text.embed.engine import EncodeStats as EncodeStats
     from anytorch.text.embed.files import FileReport as FileReport
     from anytorch.text.embed.files import encode_file as encode_file
+    from anytorch.text.embed.folder import FolderIndex as FolderIndex
     from anytorch.text.embed.queue import EngineQueue as EngineQueue
     from anytorch.text.embed.queue_line import QueueStats as QueueStats
 
@@ -30,6 +32,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "compare": "Hit",
         "engine": "ArrowEngine EncodeStats",
         "files": "FileReport encode_file",
+        "folder": "FolderIndex",
         "queue": "EngineQueue",
         "queue_line": "QueueStats",
     },

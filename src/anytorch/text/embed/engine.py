@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.counts import counted
 from anytorch.errors import InputError, UsageError
 from anytorch.text.checkpoints.locate import find_model
@@ -320,8 +320,7 @@ class ArrowEngine(AbstractContextManager["ArrowEngine"]):
 
         Both sides may be texts (then the model's prompts for queries and passages are used) or vectors.
         """
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise UsageError(f"k={k!r}: use a whole number above 0")
+        k = limits.HITS.check("k", k)
         check_choices(precision)
         single = isinstance(queries, str) or getattr(queries, "ndim", 2) == 1
         corpus = listed(corpus)

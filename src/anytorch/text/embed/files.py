@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.counts import counted
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import InputError, OutOfMemory, UsageError
@@ -28,15 +28,17 @@ from anytorch.text.embed.files_journal import (
     remove_leftovers,
 )
 from anytorch.text.embed.files_read import Chunk, Source
-from anytorch.text.embed.files_write import assemble, disk_errors, read_facts, with_vectors, write_part
+from anytorch.text.embed.files_write import VECTOR, assemble, disk_errors, read_facts, with_vectors, write_part
 from anytorch.values import dataclass
 from anytorch.workers import Workers
 
 log = logs.logger(__name__)
 
-VECTOR = "embedding"
-# Rows of one part: what is computed again after a crash, and what is in memory at once.
+# Rows that are read at once, and the most of one part.
 CPU_ROWS, DEVICE_ROWS = 4096, 32768
+# A part is written about every so many seconds: what is computed again after a crash. A CPU may take minutes for CPU_ROWS.
+SAVE_S = 10.0
+FIRST_ROWS, LEAST_ROWS = 128, 16
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,11 @@ def encode_file(
     fixed_size_list. `column` may be left out when there is only one that can be meant. `missing="null"`: rows without a
     text get no vector instead of being an error.
 
-    The source is read, and the target written, `chunk_rows` at a time; nothing has the target's name before all is
-    there. What is finished when a run is interrupted, killed or out of disk stays beside the target, and the next run
-    with the same source, model and settings goes on from there; with others it is refused (UsageError says what
-    differs) unless `resume=False`. A target that is complete already is left as it is.
+    The source is read `chunk_rows` at a time, and finished rows are saved as often, on a CPU about every ten seconds if
+    `chunk_rows` is left out; nothing has the target's name before all is there. What is finished when a run is
+    interrupted, killed or out of disk stays beside the target, and the next run with the same source, model and settings
+    goes on from there; with others it is refused (UsageError says what differs) unless `resume=False`. A target that is
+    complete already is left as it is.
 
     Raises InputError for a row that cannot be used (it names row and column), OutputError when the disk is full, and
     OutOfMemory, once the engine has no smaller batch to try.
@@ -93,10 +96,12 @@ def encode_file(
     with ExitStack() as stack:
         if engine is None:
             engine = stack.enter_context(ArrowEngine())
+        # A device needs seconds for a chunk, and its vectors' last bits may depend on what is computed beside them.
+        by_time = chunk_rows is None and engine.on_cpu
         if chunk_rows is None:
             chunk_rows = CPU_ROWS if engine.on_cpu else DEVICE_ROWS
-        elif isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int) or chunk_rows < 1:
-            raise UsageError(f"chunk_rows={chunk_rows!r}: use a whole number above 0")
+        else:
+            chunk_rows = limits.ROWS.check("chunk_rows", chunk_rows)
         engine.check_request(dim, precision, "numpy")
         identity = run_identity(
             rows,
@@ -117,7 +122,7 @@ def encode_file(
         truncated_before = engine.stats.truncated
         run = _Run(engine, rows, journal, vector_column, {"prompt": prompt, "dim": dim, "precision": precision})
         with memory_errors(journal):
-            run.encode_rest(chunk_rows, report)
+            run.encode_rest(chunk_rows, report, Pieces(SAVE_S if by_time else None))
             run.complete()
         truncated = engine.stats.truncated - truncated_before
         return FileReport(target, journal.rows, run.resumed, run.missing, truncated, round(time.monotonic() - began, 3))
@@ -200,7 +205,7 @@ class _Run:
     def missing(self) -> int:
         return sum(part["missing"] for part in self._journal.parts)
 
-    def encode_rest(self, chunk_rows: int, report: Progress | None) -> None:
+    def encode_rest(self, chunk_rows: int, report: Progress | None, pieces: Pieces) -> None:
         """Read the next chunk and write the last one beside encoding this one, so that no device waits for a disk."""
         total = self._rows.total() if report is not None else None
         if report is not None:
@@ -208,10 +213,11 @@ class _Run:
         writing: Future[None] | None = None
         with Workers(2, thread_name_prefix="anytorch-file") as beside:
             for chunk in one_ahead(self._rows.chunks(chunk_rows, skip=self._journal.rows), beside):
-                table, missing = self._encoded(chunk, report, total)
-                if writing is not None:
-                    writing.result()
-                writing = beside.submit(self._keep, table, missing)
+                for piece in pieces.of(chunk):
+                    table, missing = self._encoded(piece, report, total)
+                    if writing is not None:
+                        writing.result()
+                    writing = beside.submit(self._keep, table, missing)
             if writing is not None:
                 writing.result()
 
@@ -244,8 +250,30 @@ class _Run:
         with disk_errors(
             f"putting {journal.target} together", f"{counted(journal.rows, 'row is', 'rows are')} finished and kept"
         ):
-            assemble(parts, journal.target, self._vector, facts, empty)
+            assemble(parts, journal.target, self._vector, facts, empty, journal.identity["chunk_rows"])
         journal.remove()
+
+
+class Pieces:
+    """Cuts chunks so that each piece takes about `save_s` seconds, by how long the ones before took; None: not at all."""
+
+    def __init__(self, save_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._save_s, self._clock = save_s, clock
+        self._rows = FIRST_ROWS
+
+    def of(self, chunk: Chunk) -> Iterator[Chunk]:
+        if self._save_s is None:
+            yield chunk
+            return
+        first = 0
+        while first < len(chunk.texts):
+            texts = chunk.texts[first : first + self._rows]
+            began = self._clock()
+            yield Chunk(chunk.first + first, texts, chunk.table.slice(first, len(texts)))
+            first += len(texts)
+            per_row = max((self._clock() - began) / len(texts), 1e-9)
+            # At most four times the last piece: of a few short texts the long ones behind them cannot be foretold.
+            self._rows = max(LEAST_ROWS, min(4 * len(texts), int(self._save_s / per_row)))
 
 
 def one_ahead(chunks: Iterator[Chunk], beside: Executor) -> Iterator[Chunk]:

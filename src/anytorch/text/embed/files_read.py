@@ -52,9 +52,17 @@ class Source:
     """A file that can be read from any row. `column` is the one that holds the texts."""
 
     def __init__(
-        self, path: Path, column: str | None, *, format: str | None = None, allow_missing: bool = False
+        self,
+        path: Path,
+        column: str | None,
+        *,
+        format: str | None = None,
+        allow_missing: bool = False,
+        any_column: bool = False,
     ) -> None:
+        """`any_column`: for a caller that reads the table, take the first column where it is not clear which is meant."""
         self.path = path
+        self.asked, self.any_column = column, any_column
         if path.is_dir():
             raise InputError(f"{path}: is a folder, not a file of texts")
         self.format = file_format(path, format)
@@ -143,6 +151,8 @@ class _Reader:
         usual = [column for column in self.textual if column.lower() in USUAL_NAMES]
         if len(usual) == 1:
             return usual[0]
+        if self.source.any_column and self.columns:
+            return self.columns[0]
         raise InputError(
             f"{name}: name the column with the texts; its columns: {', '.join(self.columns) or 'none'}",
             hint=f"column={(self.textual or self.columns or ['text'])[0]!r}",
@@ -268,6 +278,18 @@ class _TextReader(_Reader):
             yield line
 
 
+def text_of_file(path: Path) -> str:
+    """The text of a file, by its mark or as UTF-8. Raises InputError for anything else, and for bytes that are no text."""
+    raw = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
+    encoding = _encoding(raw[:4])
+    if encoding == "utf-8-sig" and b"\0" in raw[:8192]:
+        raise InputError(f"{path.name}: is not text")
+    try:
+        return raw.decode(encoding)
+    except UnicodeDecodeError as exc:
+        raise InputError(f"{path.name}: is not {exc.encoding.upper()}", hint="write it again as UTF-8") from exc
+
+
 def _encoding(begin: bytes) -> str:
     """By the mark at the beginning that Windows' programs write; without one UTF-8. The mark is no part of the text."""
     for mark, name in (
@@ -307,8 +329,8 @@ class _Csv(_TextReader):
         if self._delimiter == "," and header is not None and len(header) == 1 and ";" in header[0]:
             self._delimiter = ";"
             header = self._header()
-        if header is None:
-            raise InputError(f"{source.path.name}: is empty: it has no header")
+        if header is None:  # an empty file has no rows, as an empty text file
+            header = [source.asked or "text"]
         if len(set(header)) < len(header):
             raise InputError(f"{source.path.name}: its header names a column twice: {', '.join(header)}")
         self.columns = self.textual = header
@@ -357,8 +379,8 @@ class _JsonLines(_TextReader):
         first: dict[str, Any] = {}
         for some in islice(self.rows(), 20):
             first = {**first, **{name: value for name, value in some.items() if value is not None or name not in first}}
-        self.columns = list(first) or ["text"]
-        self.textual = [name for name, value in first.items() if isinstance(value, str)] or ["text"]
+        self.columns = list(first) or [source.asked or "text"]
+        self.textual = [name for name, value in first.items() if isinstance(value, str)] or self.columns[:1]
 
     def rows(self) -> Iterator[Any]:
         row = 0

@@ -1,6 +1,6 @@
 """Write vectors: to Parquet with a column of them, one file per chunk and at the end one file of all; to .npy and .jsonl.
 
-Memory is bounded, and a file is there whole or not at all. Only Parquet files keep all columns of the source, and only they
+Memory is bounded, and a file is there whole or not at all. Parquet and .jsonl keep all columns of the source; only Parquet
 can be resumed after an interruption.
 """
 
@@ -25,9 +25,10 @@ from anytorch.errors import OutputError, UsageError
 from anytorch.files import parse_json
 from anytorch.text.embed.bar import Progress
 from anytorch.text.embed.engine import ArrowEngine
-from anytorch.text.embed.files_read import as_text
+from anytorch.text.embed.files_read import Chunk, as_text
 
 ENDINGS = (".npy", ".jsonl")
+VECTOR = "embedding"  # the column
 REPORT_EVERY = 64  # texts between two reports of progress
 METADATA_KEY = b"anytorch.embed"
 
@@ -63,11 +64,19 @@ def write_part(table: Any, path: Path, vector: str) -> None:
         writer.write_table(table, row_group_size=max(1, len(table)))
 
 
-def assemble(parts: Sequence[Path], target: Path, vector: str, facts: Mapping[str, Any], schema: Any) -> None:
-    """One Parquet file of all parts, a row group each, put in the target's place at the end.
+def assemble(
+    parts: Sequence[Path],
+    target: Path,
+    vector: str,
+    facts: Mapping[str, Any],
+    schema: Any,
+    group_rows: int | None = None,
+) -> None:
+    """One Parquet file of all parts, put in the target's place at the end.
 
-    `schema` is that of a file without rows, for when there are no parts. Parts of a JSON file may have inferred other
-    types for a column: it gets the one that holds all of them, else it becomes text.
+    `group_rows`: of a row group, wherever the parts end; None: each part is one. `schema` is that of a file without rows,
+    for when there are no parts. Parts of a JSON file may have inferred other types for a column: it gets the one that holds
+    all of them, else it becomes text.
     """
     import pyarrow.parquet as pq  # type: ignore[import-untyped]  # 30 ms, which only Parquet pays
 
@@ -79,9 +88,16 @@ def assemble(parts: Sequence[Path], target: Path, vector: str, facts: Mapping[st
     whole = common_schema([pq.read_schema(path) for path in parts]) if parts else schema
     whole = whole.with_metadata({**(whole.metadata or {}), METADATA_KEY: json.dumps(dict(facts)).encode()})
     with _writer(target, temporary, whole, vector) as writer:
+        held = None
         for path in parts:
-            table = pq.read_table(path, memory_map=True, partitioning=None)
-            writer.write_table(conform(table, whole), row_group_size=max(1, len(table)))
+            table = conform(pq.read_table(path, memory_map=True, partitioning=None), whole)
+            held = table if held is None else pa.concat_tables([held, table])
+            while held is not None and len(held) >= (group_rows or len(held)):
+                size = max(1, group_rows or len(held))
+                writer.write_table(held.slice(0, size), row_group_size=size)
+                held = held.slice(size) if len(held) > size else None
+        if held is not None:
+            writer.write_table(held, row_group_size=max(1, len(held)))
 
 
 def common_schema(schemas: Sequence[Any]) -> Any:
@@ -182,16 +198,18 @@ def sync(path: Path) -> None:
 
 def write_vectors(
     engine: ArrowEngine,
-    texts: Iterable[str],
+    chunks: Iterable[Chunk],
     target: Path,
     *,
     total: int | None = None,
     progress: Progress | None = None,
+    facts: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> int:
-    """Write one vector per text to a .npy file ([texts, dim]) or a .jsonl file ({"text", "embedding"}); how many.
+    """Write one vector per row to a .npy file ([rows, dim]) or, with all columns, to a .jsonl file; how many.
 
-    `options` are those of `encode_iter`. Raises OutputError when the disk does not take it; the target is then as before.
+    `options` are those of `encode_iter`. `facts` (where the texts are, and which model) go to a file beside a .npy, so that
+    it can be searched. Raises OutputError when the disk does not take it; the target is then as before.
     """
     if target.suffix.lower() not in ENDINGS:
         raise UsageError(f"{target}: the name must end in {' or '.join(ENDINGS)}")
@@ -208,11 +226,11 @@ def write_vectors(
 
     with replacing(target) as file:
         begin = write_header(file) if as_numpy else 0
-        for count, (text, vector) in enumerate(_paired(engine, texts, options), 1):
+        for count, (row, vector) in enumerate(_paired(engine, chunks, options, whole=not as_numpy), 1):
             if as_numpy:
                 file.write(vector.tobytes())
             else:
-                line = json.dumps({"text": text, "embedding": vector.tolist()}, ensure_ascii=False)
+                line = json.dumps({**row, VECTOR: vector.tolist()}, ensure_ascii=False, default=str)
                 file.write(line.encode() + b"\n")
             if progress is not None and count % REPORT_EVERY == 0:
                 progress(count, total)
@@ -221,19 +239,32 @@ def write_vectors(
             assert end == begin, "the header has grown into the data"
         if progress is not None:
             progress(count, total)
+    if as_numpy and facts is not None:
+        with replacing(facts_path(target)) as file:
+            file.write(json.dumps({"format": 1, "rows": count, **facts}, indent=1).encode() + b"\n")
     return count
 
 
-def _paired(engine: ArrowEngine, texts: Iterable[str], options: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Each text with its vector. The engine reads ahead, by a bounded number of texts: those wait here."""
-    waiting: deque[str] = deque()
+def facts_path(target: Path) -> Path:
+    """The file beside a .npy that says where its texts are and how its vectors were made."""
+    return target.with_name(f"{target.name}.json")
 
-    def remembered() -> Iterator[str]:
-        for text in texts:
-            waiting.append(text)
-            yield text
 
-    for vector in engine.encode_iter(remembered(), **options):
+def _paired(
+    engine: ArrowEngine, chunks: Iterable[Chunk], options: dict[str, Any], *, whole: bool
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Each row ({} unless `whole`) with its vector. The engine reads ahead by a bounded number of texts."""
+    waiting: deque[dict[str, Any]] = deque()
+
+    def texts() -> Iterator[str]:
+        for chunk in chunks:
+            rows = chunk.table.to_pylist() if whole else [{}] * len(chunk.texts)
+            for row, text in zip(rows, chunk.texts, strict=True):
+                if text is not None:
+                    waiting.append(row)
+                    yield text
+
+    for vector in engine.encode_iter(texts(), **options):
         yield waiting.popleft(), vector
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.errors import UsageError
 from anytorch.text.embed.head import as_output
 from anytorch.text.embed.queue_line import (
@@ -85,10 +85,12 @@ class EngineQueue(AbstractContextManager["EngineQueue"]):
     ) -> None:
         if when_full not in ("wait", "raise"):
             raise UsageError(f"when_full={when_full!r}: use 'wait' or 'raise'")
-        if max_wait_s < 0 or max_waiting_tokens < 1 or (batch_tokens is not None and batch_tokens < 1):
-            raise UsageError("max_wait_s must be at least 0, batch_tokens and max_waiting_tokens at least 1")
-        if max_waiting_s is not None and not max_waiting_s > 0:
-            raise UsageError(f"max_waiting_s={max_waiting_s!r}: use a number of seconds above 0")
+        limits.SECONDS_OR_NONE.check("max_wait_s", max_wait_s)
+        limits.COUNT.check("max_waiting_tokens", max_waiting_tokens)
+        if batch_tokens is not None:
+            limits.BATCH_TOKENS.check("batch_tokens", batch_tokens)
+        if max_waiting_s is not None:
+            limits.SECONDS.check("max_waiting_s", max_waiting_s)
         self._engine = engine
         self._line = WaitingLine(max_waiting_tokens, max_waiting_s, refuse=when_full == "raise")
         self._batch_tokens, self._max_wait_s, self._observe = batch_tokens, max_wait_s, observe

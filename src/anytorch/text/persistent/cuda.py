@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -103,6 +104,79 @@ def refusal(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class Build:
+    """The kernel of one model on one kind of GPU: its constants, and what a launch of it takes."""
+
+    sizes: tuple[tuple[str, int], ...]
+    blocks: int  # one for each multiprocessor
+    threads: int  # of a block
+    shared: int  # bytes of a block
+    floats: int  # that a layer hands on
+
+
+def build_of(
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    bits: int,
+    blocks: int,
+    most_shared: int,
+    *,
+    profile: bool = False,
+    constants: Mapping[str, int] | None = None,
+) -> Build:
+    """As many slots as a block's shared memory holds beside the vector that its weights are multiplied with. Pure.
+
+    Raises UsageError where that is too little."""
+    splits = max(1, min(MOST_SPLITS, blocks // spec.kv_heads))
+    group, part = spec.heads // spec.kv_heads, spec.head_width + 2
+    given = {"WARPS": WARPS, **(constants or {})}
+    warps = given["WARPS"]
+    fixed = max(
+        *(input_nbytes(size, bits) for size in (spec.width, spec.q_width, spec.inner)),
+        4 * ((group + 2) * spec.head_width + warps * group * part),
+    )
+    fixed = -(-fixed // 16) * 16 + (8 + 4) * warps + 4 * (-(-spec.width // blocks) + 8)
+    depth = min(MOST_DEPTH * WARPS // warps, (most_shared - fixed) // (warps * (CHUNK + 8)))
+    if depth < 2:
+        raise UsageError(
+            f"a row of {spec.inner} numbers does not fit into the {most_shared:,} bytes that a block shares"
+        )
+    sizes = {
+        "WIDTH": spec.width,
+        "INNER": spec.inner,
+        "HEADS": spec.heads,
+        "KV_HEADS": spec.kv_heads,
+        "HEAD": spec.head_width,
+        "VOCABULARY": spec.vocabulary,
+        "LAYERS": spec.layers,
+        "BLOCKS": blocks,
+        "MOST_SPLITS": splits,
+        "DEPTH": depth,
+        "QK_NORM": int(spec.qk_norm),
+        "HALF": int(dtype == torch.float16),
+        "BITS": bits,
+        "TRACE": int(profile),
+        **given,
+    }
+    floats = spec.q_width + 2 * spec.kv_width + spec.q_width + 2 * spec.width + spec.inner
+    floats += spec.kv_heads * splits * group * part
+    return Build(
+        tuple(sizes.items()),
+        blocks,
+        32 * warps,
+        fixed + depth * warps * (CHUNK + 8),
+        -(-floats // 4) * 4,  # four are looked at together
+    )
+
+
+def build_on(device: torch.device, spec: DecoderSpec, dtype: torch.dtype, bits: int = 16, **more: Any) -> Build:
+    """The same for a GPU that is there."""
+    found = torch.cuda.get_device_properties(device)
+    most = getattr(found, "shared_memory_per_block_optin", SHARED)
+    return build_of(spec, dtype, bits, found.multi_processor_count, most, **more)
+
+
 class CudaKernel:
     """One text of up to `positions` tokens by a decoder on a GPU, from its first new token to its last in one launch.
 
@@ -136,49 +210,15 @@ class CudaKernel:
             positions = min(positions or spec.max_positions, spec.max_positions)
             kept = KeyValues(spec, 1, positions, weight.dtype, self.device)
         self.kept, self.positions = kept, kept.positions
-        self.blocks = torch.cuda.get_device_properties(self.device).multi_processor_count
-        self.splits = max(1, min(MOST_SPLITS, self.blocks // spec.kv_heads))
-        group = spec.heads // spec.kv_heads
-        part = spec.head_width + 2
-        given = {"WARPS": WARPS, **(constants or {})}
-        warps = given["WARPS"]
-        fixed = max(
-            *(input_nbytes(size, bits) for size in (spec.width, spec.q_width, spec.inner)),
-            4 * ((group + 2) * spec.head_width + warps * group * part),
-        )
-        fixed = -(-fixed // 16) * 16 + (8 + 4) * warps + 4 * (-(-spec.width // self.blocks) + 8)
-        most = getattr(torch.cuda.get_device_properties(self.device), "shared_memory_per_block_optin", SHARED)
-        depth = min(MOST_DEPTH * WARPS // warps, (most - fixed) // (warps * (CHUNK + 8)))
-        if depth < 2:
-            raise UsageError(f"a row of {spec.inner} numbers does not fit into the {most:,} bytes that a block shares")
-        self.shared, self.threads = fixed + depth * warps * (CHUNK + 8), 32 * warps
-        sizes = {
-            "WIDTH": spec.width,
-            "INNER": spec.inner,
-            "HEADS": spec.heads,
-            "KV_HEADS": spec.kv_heads,
-            "HEAD": spec.head_width,
-            "VOCABULARY": spec.vocabulary,
-            "LAYERS": spec.layers,
-            "BLOCKS": self.blocks,
-            "MOST_SPLITS": self.splits,
-            "DEPTH": depth,
-            "QK_NORM": int(spec.qk_norm),
-            "HALF": int(weight.dtype == torch.float16),
-            "BITS": bits,
-            "TRACE": int(profile),
-            **given,
-        }
-        self._kernel = _kernel(tuple(sizes.items()), self.device)
+        build = build_on(self.device, spec, weight.dtype, bits, profile=profile, constants=constants)
+        self.blocks, self.threads, self.shared = build.blocks, build.threads, build.shared
+        self._kernel = _kernel(build.sizes, self.device)
         if self._kernel.blocks_at_once(self.threads, self.shared) < 1:
             raise UsageError(f"a block of {self.shared:,} bytes does not fit on a multiprocessor of {self.device}")
         self._held: list[Any] = []  # what the structures point to
         self._layers = (_Layer * spec.layers)(*self._each_layer())
         self._argument = _run_of(spec.layers)
-        floats = spec.q_width + 2 * spec.kv_width + spec.q_width + 2 * spec.width + spec.inner
-        floats += spec.kv_heads * self.splits * group * part
-        floats = -(-floats // 4) * 4  # four are looked at together
-        self._flow = torch.empty(2 * spec.layers * floats, dtype=torch.int32, device=self.device)
+        self._flow = torch.empty(2 * spec.layers * build.floats, dtype=torch.int32, device=self.device)
         self._best = torch.empty(4 * self.blocks, dtype=torch.int64, device=self.device)
         self.logits = torch.empty(spec.vocabulary, device=self.device)  # of a launch's last token
         self._done, self._stopping = (torch.zeros(1, dtype=torch.int32).pin_memory() for _ in range(2))

@@ -66,6 +66,11 @@ class Kernel:
             )
 
 
+def compile_ahead(source: Path, sizes: Mapping[str, int], device: torch.device) -> None:
+    """Compile for a device what a `Kernel` will need: several threads may do that at once. Raises NativeUnavailable."""
+    _compiled(source.read_text(), tuple(sorted(sizes.items())), _architecture(device))
+
+
 def _architecture(device: torch.device) -> str:
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")

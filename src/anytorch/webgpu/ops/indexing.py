@@ -86,7 +86,7 @@ class Place:
     def combine(self, target: torch.Tensor, source: torch.Tensor, mode: str) -> None:
         """Like `write`, for every dtype that is `combinable`, beside if need be."""
         if not combinable(target.dtype, mode):
-            raise RuntimeError(f"webgpu: {target.dtype} cannot be combined by {mode} on this device; use another dtype")
+            raise NoKernel
         if 0 in self.size or target.numel() == 0:
             return
         if target.dtype in (torch.float32, torch.int32, torch.int64):

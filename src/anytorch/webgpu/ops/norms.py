@@ -19,7 +19,7 @@ from anytorch.webgpu.dtypes import name_of, usable
 from anytorch.webgpu.folds import reduce_dims
 from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.launch import NoKernel, check_devices, infer, launch, made_by, unwatched
-from anytorch.webgpu.pointwise import Rule, run
+from anytorch.webgpu.pointwise import Rule, number, run
 from anytorch.webgpu.rows import Geometry, Inputs, row_plan, run_rows
 from anytorch.webgpu.tensors import KEY, aten, new_contiguous, new_tensor
 
@@ -369,9 +369,11 @@ def batch_norm(
                 run(_TOWARDS, op, (running, fresh, momentum), out=running)
         saved = (mean, rstd)
     else:
-        mean, rstd = _running(op, running_mean, running_var, eps)
+        assert running_mean is not None and running_var is not None
+        mean, rstd = running_mean, running_var
         saved = (new_contiguous((0,), torch.float32), new_contiguous((0,), torch.float32))
-    expression = "(x0 - c0) * c1"
+    # In the kernel: a launch of its own for the deviations of a few channels takes as long as many an activation's.
+    expression = "(x0 - c0) * c1" if training else f"(x0 - c0) * inverseSqrt(c1 + {number(eps)})"
     values = [mean, rstd]
     for tensor, sign in ((weight, "*"), (bias, "+")):
         if tensor is not None:

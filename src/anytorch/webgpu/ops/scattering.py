@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.launch import NoKernel
+from anytorch.webgpu.launch import NoKernel, check_writable
 from anytorch.webgpu.ops.indexing import (
+    INDEX_DTYPES,
     Place,
     advanced,
     along,
@@ -98,6 +99,8 @@ def _scatter(op: Any, mode: str = "") -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         _, axis = on_dimension(target, dim)
         chosen = mode or SUMS.get(reduce, reduce)
+        if index.numel() == 0 and index.dtype in INDEX_DTYPES:  # of whatever rank
+            return start(out, target)
         walked = index.unsqueeze(0) if index.dim() == 0 else index
         if isinstance(source, torch.Tensor):
             source = ours(op, source)
@@ -108,8 +111,6 @@ def _scatter(op: Any, mode: str = "") -> Callable[..., torch.Tensor]:
                 source = source * alpha
         if (chosen != "set" and not combinable(target.dtype, chosen)) or out.dtype is not target.dtype:
             raise NoKernel
-        if index.numel() == 0:
-            return start(out, target)
         check_index(op, index)
         whole = out.unsqueeze(0) if out.dim() == 0 else out
         place = (selecting(whole, axis, index) if slices else along(axis, walked)).checked(op, whole)
@@ -177,6 +178,7 @@ def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumul
             f"put_(): Expected source and index to have the same number of elements, but got source.numel() = "
             f"{source.numel()}, index.numel() = {index.numel()}"
         )
+    check_writable(target)
     flat = target.reshape(-1)
     place = flat_place(index.reshape(-1)).checked(op, flat)
     values = ours(op, source).reshape(-1)

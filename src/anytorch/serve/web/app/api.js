@@ -102,6 +102,15 @@ export async function* stream(path, json, options = {}) {
   yield* readEvents(await checked(path, { ...options, method: "POST", json }));
 }
 
+/** The events of a streamed answer that is asked for with GET. */
+export async function* streamAgain(path, options = {}) {
+  yield* readEvents(await checked(path, options));
+}
+
+export async function remove(path, options = {}) {
+  await checked(path, { ...options, method: "DELETE" });
+}
+
 /** The answer whatever its status: readiness is told by a body that comes with 503 as well. */
 export async function getAnyStatus(path, options = {}) {
   const response = await send(path, options);

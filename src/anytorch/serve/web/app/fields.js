@@ -1,6 +1,7 @@
 // Labelled inputs. Every one has a visible label tied to it; a hint is tied as its description.
 
 import { el, uniqueId } from "./dom.js";
+import { keepField } from "./kept.js";
 
 function labelled(label, control, hint) {
   const id = uniqueId("field");
@@ -15,9 +16,10 @@ function labelled(label, control, hint) {
   );
 }
 
-/** {element, value()}: value() is a number, or null where the field is empty. */
-export function numberField(label, { value, min, max, step = 1, hint, placeholder }) {
+/** {element, value()}: value() is a number, or null where the field is empty. `keepAs`: a name to keep what is typed under. */
+export function numberField(label, { value, min, max, step = 1, hint, placeholder, keepAs }) {
   const input = el("input", { type: "number", min, max, step, value, placeholder, inputmode: step < 1 ? "decimal" : "numeric" });
+  if (keepAs) keepField(keepAs, input);
   return {
     element: labelled(label, input, hint),
     input,
@@ -25,8 +27,9 @@ export function numberField(label, { value, min, max, step = 1, hint, placeholde
   };
 }
 
-export function selectField(label, options, { value, hint } = {}) {
+export function selectField(label, options, { value, hint, keepAs } = {}) {
   const select = el("select", {}, options.map(([key, text]) => el("option", { value: key, text, selected: key === value })));
+  if (keepAs) keepField(keepAs, select);
   return { element: labelled(label, select, hint), input: select, value: () => select.value };
 }
 

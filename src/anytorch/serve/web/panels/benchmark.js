@@ -1,6 +1,6 @@
 // Benchmark: run it, watch it, see each rate beside the device's limit, and lay earlier runs next to it.
 
-import { Problem, get, stream } from "../app/api.js";
+import { Problem, get, remove, stream, streamAgain } from "../app/api.js";
 import { announce, el, icon, setStyle } from "../app/dom.js";
 import { checkbox, selectField } from "../app/fields.js";
 import { duration, plural, when } from "../app/format.js";
@@ -14,10 +14,12 @@ const LENGTHS = [
   ["60", "Thorough, 1 min each"],
 ];
 
+const KEEP_S = 20; // how long a benchmark goes on without a page that follows it: a reload takes a second or two
+
 export function benchmarkPanel(section) {
   const start = el("button", { class: "button", type: "button" }, icon("play"), "Run the benchmark");
   const stop = el("button", { class: "button plain", type: "button", hidden: true }, icon("stop"), "Stop");
-  const length = selectField("Length", LENGTHS, { value: "10" });
+  const length = selectField("Length", LENGTHS, { value: "10", keepAs: "benchmark-length" });
   const deviceChoice = el("fieldset", { class: "checks" }, el("legend", { text: "Devices" }), skeleton(1));
   const progress = progressBar();
   const problems = el("div");
@@ -78,6 +80,16 @@ export function benchmarkPanel(section) {
     }
   };
 
+  /** A benchmark that was running when the page was loaded again goes on: look for one, and show it. */
+  const resume = async () => {
+    try {
+      const { seconds } = await get("v1/benchmark/running");
+      if (seconds && !live) await follow(seconds, (signal) => streamAgain("v1/benchmark/running/events", { signal }));
+    } catch (error) {
+      problems.replaceChildren(problemBox(error));
+    }
+  };
+
   const run = async () => {
     const devices = [...boxes].filter(([, box]) => box.checked).map(([id]) => id);
     problems.replaceChildren();
@@ -85,8 +97,15 @@ export function benchmarkPanel(section) {
       problems.replaceChildren(warningBox(el("p", { text: "Tick at least one device." })));
       return;
     }
+    await follow(Number(length.value()), (signal) =>
+      stream("v1/benchmark", { devices, seconds: Number(length.value()), keep_s: KEEP_S }, { signal }),
+    );
+  };
+
+  /** Show a run, one that is started now or one that a reload has left: its events come from the beginning. */
+  const follow = async (seconds, open) => {
     aborter = new AbortController();
-    live = { run_id: "live", when: new Date().toISOString(), seconds: Number(length.value()), rows: [], problems: [] };
+    live = { run_id: "live", when: new Date().toISOString(), seconds, rows: [], problems: [] };
     start.disabled = true;
     stop.hidden = false;
     stop.focus();
@@ -95,7 +114,7 @@ export function benchmarkPanel(section) {
     draw();
     let ended = "";
     try {
-      for await (const { event, data } of stream("v1/benchmark", { devices, seconds: live.seconds }, { signal: aborter.signal })) {
+      for await (const { event, data } of open(aborter.signal)) {
         const value = JSON.parse(data);
         if (event === "progress") progress.show(value.fraction, value.message || `${value.device}: ${value.test}`);
         else if (event === "result") {
@@ -133,8 +152,11 @@ export function benchmarkPanel(section) {
   };
 
   start.addEventListener("click", run);
-  stop.addEventListener("click", () => aborter?.abort());
-  prepare();
+  stop.addEventListener("click", async () => {
+    aborter?.abort();
+    await remove("v1/benchmark/running").catch(() => {}); // it may have ended by itself
+  });
+  prepare().then(resume);
 }
 
 function drawRunChoice(place, runs, chosen, live, redraw) {

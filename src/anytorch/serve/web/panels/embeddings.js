@@ -5,6 +5,7 @@ import { busyWith } from "../app/busy.js";
 import { announce, debounce, el, icon, uniqueId } from "../app/dom.js";
 import { acceptDrops, dropZone } from "../app/files.js";
 import { duration, grouped, number, plural, shorten } from "../app/format.js";
+import { keepField } from "../app/kept.js";
 import { modelPicker } from "../app/model-picker.js";
 import { heading, problemBox, tableAlternative, warningBox } from "../app/notices.js";
 import { textsOf, textsOfFile } from "../app/texts.js";
@@ -32,6 +33,7 @@ export function embeddingsPanel(section) {
   const id = uniqueId("texts");
   const area = el("textarea", { id, rows: "12", spellcheck: "false", "aria-describedby": `${id}-count` });
   area.value = EXAMPLE;
+  keepField("embeddings-texts", area);
   const count = el("small", { id: `${id}-count`, class: "soft" });
   const compare = el("button", { class: "button", type: "submit" }, icon("embeddings"), "Compare the texts");
   const picker = modelPicker("embeddings");
@@ -45,7 +47,7 @@ export function embeddingsPanel(section) {
   const takeFile = async (file) => {
     const texts = textsOfFile(file.name, await file.text());
     area.value = texts.map((text) => text.replace(/\s+/g, " ")).join("\n");
-    recount();
+    area.dispatchEvent(new Event("input"));
     announce(`${plural(texts.length, "text")} from ${file.name}`);
   };
   const form = el(

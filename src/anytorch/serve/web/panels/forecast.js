@@ -7,6 +7,7 @@ import { announce, el, icon } from "../app/dom.js";
 import { checkbox, numberField, segments } from "../app/fields.js";
 import { dropZone, save } from "../app/files.js";
 import { duration, grouped, number, plural } from "../app/format.js";
+import { keep, kept } from "../app/kept.js";
 import { modelPicker } from "../app/model-picker.js";
 import { emptyState, heading, tableAlternative, warningBox } from "../app/notices.js";
 import { bandsOf } from "../charts/candles.js";
@@ -23,11 +24,11 @@ const SPANS = [
 export function forecastPanel(section) {
   let source = { sample: true };
   let sourceName = "sample";
-  const horizon = numberField("Bars ahead", { value: 24, min: 1, max: 1000 });
-  const samples = numberField("Paths", { value: 20, min: 1, max: 200, hint: "more paths, smoother fan" });
-  const seed = numberField("Seed", { value: 1, min: 0, hint: "same seed, same forecast" });
-  const temperature = numberField("Temperature", { value: 1, min: 0.1, max: 10, step: 0.1, hint: "above 1 wilder, below tamer" });
-  const topP = numberField("Top p", { value: 1, min: 0.05, max: 1, step: 0.05, hint: "below 1 rare moves are cut" });
+  const horizon = numberField("Bars ahead", { value: 24, min: 1, max: 1000, keepAs: "forecast-horizon" });
+  const samples = numberField("Paths", { value: 20, min: 1, max: 200, keepAs: "forecast-samples", hint: "more paths, smoother fan" });
+  const seed = numberField("Seed", { value: 1, min: 0, keepAs: "forecast-seed", hint: "same seed, same forecast" });
+  const temperature = numberField("Temperature", { value: 1, min: 0.1, max: 10, step: 0.1, keepAs: "forecast-temperature", hint: "above 1 wilder, below tamer" });
+  const topP = numberField("Top p", { value: 1, min: 0.05, max: 1, step: 0.05, keepAs: "forecast-top-p", hint: "below 1 rare moves are cut" });
   const start = el("button", { class: "button", type: "submit" }, icon("forecast"), "Forecast");
   const useSample = el("button", { class: "button plain", type: "button", text: "Use the sample" });
   const chosen = el("p", { class: "chosen", role: "status" });
@@ -40,23 +41,25 @@ export function forecastPanel(section) {
     sourceName = name;
     chosen.replaceChildren(icon("done"), words);
   };
-  const takeFile = async (file) => {
-    const text = await file.text();
+  const takeFile = async (file) => takeText(file.name, await file.text());
+  const takeText = (fileName, text) => {
     const look = lookAtCandles(text);
     const span = look.from ? `, ${look.from} to ${look.to}` : "";
-    choose({ csv: text }, file.name.replace(/\.[^.]*$/, ""), `${file.name}: ${plural(look.rows, "row")}${span}`);
+    choose({ csv: text }, fileName.replace(/\.[^.]*$/, ""), `${fileName}: ${plural(look.rows, "row")}${span}`);
+    keep("forecast-file", JSON.stringify([fileName, text]));
     if (look.candles && look.rows > 1) showHistory(results, look.candles);
     else results.replaceChildren();
   };
   useSample.addEventListener("click", () => {
     choose({ sample: true }, "sample", "The sample: synthetic candles");
+    keep("forecast-file", null);
     form.requestSubmit();
   });
 
   const form = el(
     "form",
     { class: "card" },
-    el("div", { class: "sources" }, dropZone("or drop it here: a CSV with time, open, high, low, close", ".csv,.tsv,.txt", takeFile), useSample),
+    el("div", { class: "sources" }, dropZone("or drop it here: a CSV with time, open, high, low, close, or with one column of values", ".csv,.tsv,.txt", takeFile), useSample),
     chosen,
     el("div", { class: "fields" }, horizon.element, samples.element, seed.element, temperature.element, topP.element),
     el("div", { class: "actions" }, start, picker.element),
@@ -83,8 +86,10 @@ export function forecastPanel(section) {
   });
 
   results.append(
-    emptyState("forecast", "Nothing forecast yet", el("p", { text: "Drop a file of candles, or use the sample and press Forecast. The file is sent to this service only." })),
+    emptyState("forecast", "Nothing forecast yet", el("p", { text: "Drop a file of candles or of single values, or use the sample and press Forecast. The file is sent to this service only." })),
   );
+  const before = kept("forecast-file");
+  if (before) takeText(...JSON.parse(before));
   section.append(heading("Forecast", "Forecast the next candles: not one line, but a range of likely paths."), form, problems, results);
 }
 

@@ -4,19 +4,31 @@ import { Problem, stream } from "../app/api.js";
 import { announce, el, icon, setStyle, uniqueId } from "../app/dom.js";
 import { numberField, segments } from "../app/fields.js";
 import { grouped, number, percent, plural } from "../app/format.js";
+import { keep, keepField, kept } from "../app/kept.js";
 import { modelPicker } from "../app/model-picker.js";
 import { command, emptyState, heading, problemBox } from "../app/notices.js";
 
-const EXAMPLE = "Explain in two sentences why a GPU can be fast and still wait for memory.";
+const EXAMPLE = "What does textwrap.dedent do?";
 
 export function generatePanel(section) {
   const id = uniqueId("prompt");
   const prompt = el("textarea", { id, rows: "4" });
   prompt.value = EXAMPLE;
-  let mode = "chat";
-  const modes = segments("Kind", [["chat", "Answer"], ["plain", "Continue the text"]], mode, (key) => (mode = key));
-  const most = numberField("At most", { value: 128, min: 1, max: 4096, hint: "tokens" });
-  const temperature = numberField("Temperature", { value: 0.7, min: 0, max: 10, step: 0.1, hint: "0 is always the same" });
+  keepField("generate-prompt", prompt);
+  // Answering needs a model with a chat template: what it is not made for is not offered first.
+  let asked = kept("generate-mode");
+  let mode = asked ?? "chat";
+  const place = el("div");
+  const showModes = () => {
+    const pick = (key) => {
+      mode = asked = key;
+      keep("generate-mode", key);
+    };
+    place.replaceChildren(segments("Kind", [["chat", "Answer"], ["plain", "Continue the text"]], mode, pick));
+  };
+  showModes();
+  const most = numberField("At most", { value: 128, min: 1, max: 4096, keepAs: "generate-most", hint: "tokens" });
+  const temperature = numberField("Temperature", { value: 0.7, min: 0, max: 10, step: 0.1, keepAs: "generate-temperature", hint: "0 is always the same" });
   const start = el("button", { class: "button", type: "submit" }, icon("play"), "Generate");
   const stop = el("button", { class: "button plain", type: "button", hidden: true }, icon("stop"), "Stop");
   const problems = el("div");
@@ -26,18 +38,25 @@ export function generatePanel(section) {
   const form = el(
     "form",
     { class: "card" },
-    el("div", { class: "field" }, el("div", { class: "prompt-head" }, el("label", { for: id, text: "Prompt" }), modes), prompt),
+    el("div", { class: "field" }, el("div", { class: "prompt-head" }, el("label", { for: id, text: "Prompt" }), place), prompt),
     el("div", { class: "fields" }, most.element, temperature.element),
     el("div", { class: "actions" }, start, stop),
   );
   const body = el("div", { class: "stack" }, form, problems, output.element);
   const empty = el("div", { hidden: true });
 
-  const picker = modelPicker("text", (models) => {
-    const loaded = models.some((model) => model.loaded);
-    body.hidden = !loaded;
-    empty.hidden = loaded;
-    if (!loaded) empty.replaceChildren(noModel(models));
+  let picker = null;
+  picker = modelPicker("text", (models) => {
+    const usable = models.some((model) => model.loaded || model.default);
+    body.hidden = !usable;
+    empty.hidden = usable;
+    if (!usable) empty.replaceChildren(noModel(models));
+    const used = models.find((model) => model.id === picker?.model()) ?? models.find((model) => model.loaded);
+    const fitting = asked ?? (used?.chat === false ? "plain" : "chat");
+    if (fitting !== mode) {
+      mode = fitting;
+      showModes();
+    }
   });
 
   const run = async () => {
@@ -47,7 +66,7 @@ export function generatePanel(section) {
     problems.replaceChildren();
     output.begin();
     announce("Writing");
-    const request = { model: picker.model(), max_tokens: most.value() ?? 128, temperature: temperature.value() ?? 1, stream: true, stream_options: { include_usage: true } };
+    const request = { model: picker.model(), max_tokens: most.value() ?? 128, temperature: temperature.value() ?? 1, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
     const [path, more] =
       mode === "chat" ? ["v1/chat/completions", { messages: [{ role: "user", content: prompt.value }] }] : ["v1/completions", { prompt: prompt.value }];
     try {
@@ -119,7 +138,6 @@ function outputCard() {
     meter,
   );
   let pieces = 0;
-  let first = 0;
   let told = null;
   return {
     element,
@@ -133,23 +151,20 @@ function outputCard() {
       for (const place of [speed, amount, asked, share]) place.textContent = "–";
     },
     add(piece) {
-      if (!pieces) first = performance.now();
       pieces += 1;
       const atEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
       text.append(piece);
       if (atEnd) text.scrollTop = text.scrollHeight; // follow, unless the reader has scrolled up
-      amount.textContent = grouped(pieces);
-      const seconds = (performance.now() - first) / 1000;
-      // Pieces are nearly tokens: good enough while it runs, replaced by the service's own count at the end.
-      if (pieces > 4 && seconds > 0.2) speed.textContent = `≈ ${number((pieces - 1) / seconds)}`;
     },
+    /** The service's own figures: with every piece, and at the end. */
     usage(usage) {
       told = usage;
       amount.textContent = grouped(usage.completion_tokens);
       asked.textContent = grouped(usage.prompt_tokens);
       if (Number.isFinite(usage.tokens_per_second)) speed.textContent = number(usage.tokens_per_second);
       const known = Number.isFinite(usage.bandwidth_share);
-      share.textContent = known ? percent(usage.bandwidth_share) : "not known here";
+      if (known) share.textContent = percent(usage.bandwidth_share);
+      else if (Number.isFinite(usage.tokens_per_second)) share.textContent = "not known here";
       meter.hidden = !known;
       if (known) {
         meter.setAttribute("aria-valuenow", String(Math.round(usage.bandwidth_share * 100)));

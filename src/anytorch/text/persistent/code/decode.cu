@@ -27,7 +27,10 @@ constexpr int THREADS = 32 * WARPS, CHUNK = 4096;
 constexpr int IN_FLIGHT = WARPS > 8 ? 2 : 4;  // loads of a warp: more warps have fewer registers, and hide one another
 constexpr int Q = HEADS * HEAD, KV = KV_HEADS * HEAD, GROUP = HEADS / KV_HEADS, QKV = Q + 2 * KV;
 constexpr u32 NONE = 0xfff0deadu;  // a NaN that arithmetic never makes: its own is 0x7fffffff
-constexpr u32 PATIENCE = 1u << 22;  // polls until something must have gone wrong
+#ifndef PATIENCE_BITS
+#define PATIENCE_BITS 22
+#endif
+constexpr u32 PATIENCE = 1u << PATIENCE_BITS;  // looks until something must have gone wrong: about three seconds
 #ifndef NAP
 #define NAP 0
 #endif
@@ -370,14 +373,15 @@ template <int K, int UNIT, class Emit> __device__ __forceinline__ void product(c
             if (from >= there) break;
 #pragma unroll 1
             for (int part = 0; part < PARTS; part++) {
+                if (from + part) stream.refill(run, warp, lane);  // the slot before
                 stream.wait();
                 multiply<K>(stream.slots + stream.slot * CHUNK, xs, part, lane, sums + from);
-                stream.refill(run, warp, lane);
             }
         }
 #pragma unroll
         for (int i = 0; i < UNIT; i++) sums[i] = over_warp(sums[i]) * (BITS == 16 ? 1 : scale);
         emit(unit * UNIT, sums, there);
+        stream.refill(run, warp, lane);  // afterwards: somebody may be waiting for the sums
     }
 }
 
@@ -802,7 +806,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) decode(const __grid_con
                 float gate = of_lane<2>(found, lane), up = of_lane<2, 1>(found, lane);
                 if (2 * lane < there) {
                     if (layer.gate_up_bias) gate += layer.gate_up_bias[i], up += layer.gate_up_bias[i + 1];
-                    publish(flow + AT_INNER + i / 2, gate / (1 + power_of_2(-LOG2E * gate)) * up), set_back(before + AT_INNER + i / 2);
+                    publish(flow + AT_INNER + i / 2, __fdividef(gate, 1 + power_of_2(-LOG2E * gate)) * up), set_back(before + AT_INNER + i / 2);
                 }
             });
             mark(step, number, 6);
