@@ -46,7 +46,7 @@ def test_the_wheel_has_what_it_needs_and_no_more(wheel: Path) -> None:
     assert built == {"manifest.json", *manifest["sha256"]} and len(built) == 12
     assert modes == {0o755}
     assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {
-        "LICENSE", "third-party.txt", "llvm.txt", "zig.txt", "mingw-w64.txt",
+        "LICENSE", "third-party.txt", "llvm.txt", "zig.txt", "mingw-w64.txt", "python.txt",
     }  # fmt: skip
     assert not [name for name in names if not name.startswith("anytorch")], "nothing beside the package"
     assert wheel.stat().st_size + 4 * compiled < 15e6, "this has one level; the published one has five"
