@@ -122,6 +122,7 @@ class Runtime:
         buffer = self.buffers[key]
         assert self.launcher is not None
         self.launcher.add(buffer, key, launcher.address(buffer.handle), buffer.nbytes)
+        self.launcher.pin(key, buffer.pins)
 
     @property
     def recorder(self) -> Tape | None:

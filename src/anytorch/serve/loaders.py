@@ -39,6 +39,7 @@ class Wanted:
     source: Path | str | None  # a folder, a name of a published model, or None for the embedded one
     device: str = "auto"
     quantization: str | None = None
+    at_once: bool = True  # False: loaded when somebody asks for it first
 
     @property
     def asked(self) -> str | None:
@@ -176,8 +177,6 @@ class TextModel:
         from anytorch.text.generate.generator import TextGenerator
 
         source = wanted.source
-        if source is None:
-            raise ModelError("there is no built-in text model", hint="name a folder with --text-model")
         self.generator, _ = told(lambda: TextGenerator(source, device=wanted.asked, quantization=wanted.quantization))
         self.generator.warmup()
         self.info = info_of(
@@ -201,7 +200,7 @@ class TextModel:
 
 # --- names as models to load: those of the command line, and the one a client's id means ------------------------------
 
-EMBEDDED = {"embeddings": DEFAULT_MODEL.partition("/")[2], "forecast": "tiny"}
+EMBEDDED = {"embeddings": DEFAULT_MODEL.partition("/")[2], "forecast": "tiny", "text": "tiny-writer"}
 
 
 def first_models(options: ServeOptions) -> list[Wanted]:
@@ -216,6 +215,8 @@ def first_models(options: ServeOptions) -> list[Wanted]:
         wanted.append(Wanted(EMBEDDED["embeddings"], "embeddings", None, options.device, options.quantization))
     if "forecast" not in jobs and options.forecast:
         wanted.append(Wanted(EMBEDDED["forecast"], "forecast", None, options.device))
+    if "text" not in jobs and options.text:
+        wanted.append(Wanted(EMBEDDED["text"], "text", None, options.device, at_once=False))
     return wanted
 
 
@@ -225,6 +226,8 @@ def _named(name: str, options: ServeOptions) -> Wanted:
     if name == EMBEDDED["forecast"] or name.lower().startswith("kronos-"):
         return Wanted(name.lower(), "forecast", None if name == EMBEDDED["forecast"] else name, options.device)
     path, title = Path(name).expanduser(), name.rpartition("/")[2]
+    if name == EMBEDDED["text"] and not path.is_dir():
+        return Wanted(name, "text", None, options.device)
     if path.is_dir():
         title = path.resolve().name
     else:

@@ -44,6 +44,7 @@ class ServeOptions:
     quantization: str | None = None
     threads: int | None = None  # of the CPU, of each worker
     forecast: bool = True  # load the embedded forecasting model (after the page answers)
+    text: bool = True  # answer by the embedded language model where no other is named; loaded by the first request
     # processes
     workers: int = 1
     drain_s: float = 30.0  # how long requests under way may still take after SIGTERM
