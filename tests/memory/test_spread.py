@@ -63,7 +63,7 @@ def test_arguments_that_cannot_work() -> None:
 
 
 def test_a_model_that_no_card_holds_computes_and_trains_on_two(npu_extension: Any) -> None:
-    """128 MiB of weights on two cards of 120, the last of them trained: the CPU's answers and weights, and everything back."""
+    """128 MiB of weights on two cards of 120, the last trained: the CPU's answers and weights, and everything back."""
     answers = npu_extension.run(
         """
         from torch import nn

@@ -38,7 +38,9 @@ class TextPool:
     A device that dies gives its prompts back: nothing is lost while one lives.
     """
 
-    def __init__(self, path: str | Path | None = None, *, devices: Sequence[str], at_once: int = 4, **options: Any) -> None:
+    def __init__(
+        self, path: str | Path | None = None, *, devices: Sequence[str], at_once: int = 4, **options: Any
+    ) -> None:
         told = {"path": None if path is None else str(path), "at_once": max(1, at_once), **options}
         self._pool = DevicePool([PoolJob(device, FACTORY, {**told, "device": device}) for device in devices])
         self._at_once = max(1, at_once)
