@@ -168,7 +168,7 @@ _TABLE = (
         "else the package ziglang's"),
     Setting("carried_kernels", True, _boolean, ("ANYTORCH_CARRIED_KERNELS",),
         "on: use the compiled C++ that came with the package; off: compile it on this machine, to compare the two"),
-    Setting("simd", None, _one_of("baseline", "avx2", "avx2vnni", "avx512", "avx512vnni"), ("ANYTORCH_SIMD",),
+    Setting("simd", None, _one_of("baseline", "avx2", "avx2vnni", "avx512", "avx512vnni", "dotprod", "i8mm"), ("ANYTORCH_SIMD",),
         "the instructions our native code uses; the best this processor has when unset"),
     Setting("trust_cache", False, _boolean, ("ANYTORCH_TRUST_CACHE",),
         "load native code from the cache whoever may write there: for mounts whose owners and modes cannot be changed"),
