@@ -47,11 +47,11 @@ def index_put_impl(
     same = values.dtype is target.dtype
     present = [index for index in indices if index is not None]
     mask = present[0] if len(present) == 1 and indices[0] is present[0] else None
-    fills = same and mask is not None and mask.dtype is torch.bool and values.numel() == 1 and not accumulate
+    fills = mask is not None and mask.dtype is torch.bool and values.numel() == 1 and not accumulate
     if fills and mask is not None and list(mask.shape) == list(target.shape[: mask.dim()]):
         # The commonest form, x[mask] = value, needs no positions, so no wait for the device.
         shaped = mask.to(device()).reshape(list(mask.shape) + [1] * (target.dim() - mask.dim()))
-        return target.masked_fill_(shaped, values.reshape(()))
+        return target.masked_fill_(shaped, values.reshape(()).to(target.dtype))
     if same and accumulate and not combinable(target.dtype, "sum"):
         raise NoKernel
     place = advanced(target, indices)
