@@ -158,7 +158,7 @@ def _known_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
         found = make_product(rows, weight.t(), made.view(rows.shape[0], -1), bias, "")
     except BindingTooLarge:
         return LEFT_TO_TORCH
-    if found.copies or (found.beside and KINDS[name_of(x.dtype)].lanes > 1):
+    if found.beside and KINDS[name_of(x.dtype)].lanes > 1:
         return LEFT_TO_TORCH
     return Linear(found, made, bias, rows.shape[0])
 
