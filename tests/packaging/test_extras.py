@@ -144,7 +144,60 @@ def test_where_there_is_no_torch_one_is_installed(index: Path, tmp_path: Path) -
 def plan(environment: Path, index: Path, what: str) -> dict[str, str]:
     """The distributions that pip would install, with their versions."""
     command = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "--isolated", "install"]
-    options = ["--dry-run", "--quiet", "--no-index", "--find-links", str(index), "--report", "-", what]
-    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    options = ["--dry-run", "--quiet", "--no-index", "--find-links", str(index), "--report", "-"]
+    done = subprocess.run([*command, *options, *what.split()], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return {plain(one["metadata"]["name"]): one["metadata"]["version"] for one in json.loads(done.stdout)["install"]}
+
+
+# --- requirements/*.txt: what `pip install -r` brings into an empty environment ------------------------------------------
+
+NVIDIA = ["nvidia-cublas", "nvidia-cudnn-cu13", "triton"]  # of those that torch's CUDA builds ask for
+
+
+@pytest.mark.parametrize(("name", "build"), [("requirements.txt", "cpu"), ("requirements-cuda.txt", "cu130")])
+def test_the_requirements_of_kronos_bring_what_loading_it_needs(name: str, build: str, tmp_path: Path) -> None:
+    """`pip install -r gitSource/requirements.txt` into an empty environment brings what loading Kronos needs.
+
+    pip itself reads the files and the constraints and makes the plan; the wheels, gigabytes of them, are empty ones.
+    """
+    path = ROOT / "compat" / "gitSource" / name
+    house, environment = tmp_path / "house", tmp_path / "env"
+    house.mkdir()
+    constraints = [Requirement(line.partition(" #")[0]) for line in requirement_lines(ROOT / "constraints.txt")]
+    pinned = {
+        plain(one.name): next(iter(one.specifier)).version
+        for one in constraints
+        if one.specifier and (one.marker is None or one.marker.evaluate())
+    }
+    listed = [Requirement(line) for line in requirement_lines(path)]
+    fake_wheel(
+        house, "torch", f"{pinned['torch']}+{build}", [f"Requires-Dist: {one}" for one in NVIDIA if build != "cpu"]
+    )
+    for one in NVIDIA:
+        fake_wheel(house, one, pinned.get(one, "1.0"), [])
+    waiting, done = [one for one in listed if plain(one.name) != "torch"], {"torch"}
+    while waiting:
+        asked = waiting.pop()
+        if plain(asked.name) not in done:
+            done.add(plain(asked.name))
+            needs = [one for one in requirements_of(asked) if plain(Requirement(one).name) != "torch"]
+            waiting += [Requirement(one) for one in needs]
+            number = pinned.get(plain(asked.name)) or number_of(asked)
+            fake_wheel(house, asked.name, number, [f"Requires-Dist: {one}" for one in needs])
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    planned = plan(environment, house, f"-r {path}")
+    assert planned["torch"] == f"{pinned['torch']}+{build}"
+    assert ("triton" in planned) == (build == "cu130") == any(one.startswith("nvidia-") for one in planned)
+    # What `from_pretrained` and a forecast import, and what downloads a published name.
+    assert {"torch", "numpy", "pandas", "safetensors", "huggingface-hub"} <= set(planned)
+
+
+def requirement_lines(path: Path) -> list[str]:
+    lines: list[str] = []
+    for line in path.read_text().splitlines():
+        if line.startswith("-r "):
+            lines += requirement_lines(path.parent / line.removeprefix("-r "))
+        elif line and not line.startswith(("#", "-")):
+            lines.append(line)
+    return lines

@@ -50,7 +50,7 @@ def cases() -> dict[str, Case]:
         "masked attention": (attend, [*[numbers(1, 2, 40, 32) for _ in range(3)], masked()]),
         "added mask": (attend, [*[numbers(1, 2, 40, 32) for _ in range(3)], numbers(2, 40, 40)]),
         "convolution": (F.conv2d, [numbers(2, 16, 11, 13), numbers(24, 16, 3, 3), numbers(24)]),
-        "strided convolution": (strided, [numbers(2, 32, 12, 12), numbers(24, 16, 3, 3)]),
+        "strided convolution": (strided, [numbers(2, 32, 12, 12), numbers(48, 16, 3, 3)]),
         "convolution of a line": (F.conv1d, [numbers(2, 16, 52), numbers(24, 16, 5), numbers(24)]),
         "gradients": (gradient, [numbers(40, 64), numbers(64, 48)]),
     }  # fmt: skip

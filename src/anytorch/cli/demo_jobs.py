@@ -22,7 +22,7 @@ TEXTS = (
 )
 QUESTION = "the network does not fit on the GPU"
 ROWS, HORIZON, PATHS, SEED = 400, 6, 5, 1
-BEGINNING, WORDS = "The with statement is used", 40
+ASKED, WORDS = "What does textwrap.dedent do?", 40
 
 
 def show(output: Output) -> dict[str, Any]:
@@ -104,15 +104,13 @@ def forecast(output: Output) -> dict[str, Any]:
 
 
 def sentence(output: Output) -> dict[str, Any]:
-    """What the small language model that the package brings writes after a few words."""
+    """What the small language model that the package brings answers."""
     from anytorch.text.generate import TextGenerator
 
-    with (
-        TextGenerator(device="cpu") as generator,
-        generator.stream(BEGINNING, max_tokens=WORDS, temperature=0.0) as stream,
-    ):
-        text = BEGINNING + "".join(stream).rstrip()
+    with TextGenerator(device="cpu") as generator:
+        message = {"role": "user", "content": ASKED}
+        text = generator.complete([message], max_tokens=WORDS, temperature=0.0).text.strip()
         facts = generator.describe()
-    output.heading(f"a sentence ({facts['parameters'] / 1e6:.1f} million weights; begins {BEGINNING!r})")
+    output.heading(f"a sentence ({facts['parameters'] / 1e6:.1f} million weights): {ASKED!r}")
     output.text(f"  {text}")
-    return {"begins": BEGINNING, "text": text, "decoding": facts["decoding"]}
+    return {"asked": ASKED, "text": text, "decoding": facts["decoding"]}

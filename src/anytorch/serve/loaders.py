@@ -39,6 +39,7 @@ class Wanted:
     source: Path | str | None  # a folder, a name of a published model, or None for the embedded one
     device: str = "auto"
     quantization: str | None = None
+    tokenizer: str | None = None  # of a forecasting model, where the command line names it
     at_once: bool = True  # False: loaded when somebody asks for it first
 
     @property
@@ -129,11 +130,11 @@ class ForecastModel:
     """A KronosPredictor behind a queue. torch is imported here, in the loading thread, and not before."""
 
     def __init__(self, wanted: Wanted, options: ServeOptions) -> None:
-        from anytorch.forecast.checkpoints import load_predictor, read_trained_with
+        from anytorch.forecast.checkpoints import load_predictor, published_pair, read_trained_with
 
-        source, tokenizer = wanted.source, None
-        if isinstance(source, Path) and read_trained_with(source) is None:
-            tokenizer = tokenizer_of(source)
+        source, tokenizer = wanted.source, wanted.tokenizer
+        if tokenizer is None and isinstance(source, Path) and read_trained_with(source) is None:
+            tokenizer = None if published_pair(source) is not None else str(tokenizer_of(source))
         self.predictor, _ = told(
             lambda: load_predictor(
                 "tiny" if source is None else source, tokenizer, device=wanted.asked, quantization=wanted.quantization
@@ -224,7 +225,8 @@ def _named(name: str, options: ServeOptions) -> Wanted:
     if name in (EMBEDDED["embeddings"], DEFAULT_MODEL):
         return Wanted(EMBEDDED["embeddings"], "embeddings", None, options.device, options.quantization)
     if name == EMBEDDED["forecast"] or name.lower().startswith("kronos-"):
-        return Wanted(name.lower(), "forecast", None if name == EMBEDDED["forecast"] else name, options.device)
+        source = None if name == EMBEDDED["forecast"] else name
+        return Wanted(name.lower(), "forecast", source, options.device, tokenizer=options.tokenizer if source else None)
     path, title = Path(name).expanduser(), name.rpartition("/")[2]
     if name == EMBEDDED["text"] and not path.is_dir():
         return Wanted(name, "text", None, options.device)
@@ -235,7 +237,9 @@ def _named(name: str, options: ServeOptions) -> Wanted:
     job = job_of(path)
     if job is None:
         raise ModelError(f"{path}: its config.json does not say what it is", hint="name a model's folder")
-    return Wanted(title, job, path, options.device, options.quantization if job == "embeddings" else None)
+    quantization = options.quantization if job == "embeddings" else None
+    tokenizer = options.tokenizer if job == "forecast" else None
+    return Wanted(title, job, path, options.device, quantization, tokenizer)
 
 
 def _folder(name: str) -> Path:

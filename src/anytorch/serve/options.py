@@ -39,6 +39,7 @@ class ServeOptions:
     # models
     models: tuple[str, ...] = ()  # folders or names; each finds its own job. Empty: the embedded ones
     text_model: str | None = None  # a folder with a causal language model
+    tokenizer: str | None = None  # of the forecasting model of `models`, where its folder does not say
     model_folders: tuple[Path, ...] = ()  # what /api/load-model may load from; nothing else
     device: str = "auto"
     quantization: str | None = None

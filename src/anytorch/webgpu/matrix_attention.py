@@ -23,7 +23,7 @@ from anytorch.webgpu.tuning import COMPILING, MOST_ERROR, ROUNDS, SAMPLE_S, roun
 
 FORM = "cores"
 BLOCKS = ((128, 32, 2), (64, 64, 2), (64, 32, 1))  # queries, keys, and matrices of queries in a subgroup
-SOFTWARE_BLOCKS = ((16, 16, 1),)
+SOFTWARE_BLOCKS = ((32, 16, 2),)
 LEAST_QUERIES = 16
 WORTH_MEASURING = 1 << 24  # multiplications
 

@@ -66,11 +66,11 @@ def offered(runtime: Runtime, x: torch.Tensor, weight: torch.Tensor, gather: Gat
         for tile in tiles
         if tile.fits(shape, memory, most) and tile.subgroups * shape.subgroup % (tile.bn // EIGHT) == 0
     ]
-    sizes = [1 << (size - 1).bit_length() for size in (gather.groups, gather.rows, gather.columns)]
+    groups, rows, columns = (1 << (size - 1).bit_length() for size in (gather.groups, gather.rows, gather.columns))
     # Sums are not split here: an expectation with k = 1 does not count on it.
     return [
         MatrixTiling(tile, reads="gathered")
-        for tile in sorted(usable, key=lambda tile: expected(tile, *sizes, 1))[:KEPT]
+        for tile in sorted(usable, key=lambda tile: expected(tile, groups, rows, columns, 1))[:KEPT]
     ]
 
 

@@ -197,6 +197,7 @@ def resize(tensor: torch.Tensor, size: Sequence[int], memory_format: torch.memor
     elements = math.prod(size)
     needed = int((elements + tensor.storage_offset()) * tensor.dtype.itemsize) if elements else 0
     storage = tensor.untyped_storage()
+    held = storage.nbytes() // tensor.dtype.itemsize
     if needed > storage.nbytes():
         grown = new_storage(needed)
         if storage.nbytes():
@@ -206,6 +207,9 @@ def resize(tensor: torch.Tensor, size: Sequence[int], memory_format: torch.memor
             runtime.copy(old, 0, new, 0, min(-(-storage.nbytes() // 4) * 4, new.nbytes))
         storage = grown
     result: torch.Tensor = _set(tensor, storage, tensor.storage_offset(), size, stride)
+    fresh = elements + tensor.storage_offset() - held
+    if fresh > 0 and elements and _deterministic():
+        _filled(result.as_strided((fresh,), (1,), held))
     return result
 
 

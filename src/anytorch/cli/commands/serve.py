@@ -32,6 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             "a folder or a name, for embeddings, forecasts or text; may be repeated (default: the built-in models)",
         ),
         ("--text-model FOLDER", "a causal language model for /v1/completions (default: the built-in one)"),
+        ("--tokenizer NAME", "tokenizer of the forecasting model (default: the one its folder names)"),
         (
             "--model-folder FOLDER",
             {"action": "append", "default": [], "type": Path},
@@ -120,7 +121,18 @@ def serve_options(options: argparse.Namespace) -> Any:
     except ValueError as exc:
         raise UsageError(f"--max-body {options.max_body}: {exc}", hint="write it as 16MiB") from exc
     named = settings.get("api_key_file")
-    same = ("host", "port", "text_model", "quantization", "threads", "workers", "rate_limit", "max_texts", "access_log")
+    same = (
+        "host",
+        "port",
+        "text_model",
+        "tokenizer",
+        "quantization",
+        "threads",
+        "workers",
+        "rate_limit",
+        "max_texts",
+        "access_log",
+    )
     return ServeOptions(
         **{name: getattr(options, name) for name in (*same, "max_waiting_tokens")},
         models=tuple(options.model),

@@ -35,7 +35,8 @@ def fits(kernel: Attention, shape: Shape, shared_bytes: int, threads: int) -> bo
         kernel.dimension % shape.k == kernel.dimension % shape.n == kernel.keys % shape.n == kernel.keys % shape.k == 0
     )
     reads = kernel.keys * kernel.dimension % (EIGHT * invocations) == 0
-    rows = shape.subgroup % lines == 0 and kernel.keys % (EIGHT * (shape.subgroup // lines)) == 0
+    lanes = max(1, shape.subgroup // lines)  # that share a row
+    rows = (shape.subgroup % lines == 0 or lines % shape.subgroup == 0) and kernel.keys % (EIGHT * lanes) == 0
     stores = lines * math.gcd(kernel.dimension, kernel.keys) % (EIGHT * shape.subgroup) == 0
     whole = kernel.queries % lines == shape.m % EIGHT == shape.n % EIGHT == shape.k % EIGHT == 0
     return (
@@ -89,7 +90,8 @@ class _Writer:
         self.a_type = module.matrix(element, shape.m, shape.k, USE_A)
         self.b_type = module.matrix(element, shape.k, shape.n, USE_B)
         self.c_type = module.matrix(module.f32, shape.m, shape.n, USE_ACCUMULATOR)
-        self.row_lanes = shape.subgroup // self.lines  # that share a row
+        self.row_lanes = max(1, shape.subgroup // self.lines)  # that share a row
+        self.lane_rows = max(1, self.lines // shape.subgroup)  # of one lane, where there are more rows than lanes
 
     def words(self) -> bytes:
         module, p, kernel = self.module, self.p, self.kernel
@@ -102,8 +104,10 @@ class _Writer:
         self.batch = linear // (p["blocks"] * p["heads"])
         self.query0 = block * kernel.queries
         self.own = self.subgroup * self.places.own + self.places.scores
-        self.row, self.part = self.lane // self.row_lanes, self.lane % self.row_lanes
-        self.query = self.query0 + self.subgroup * self.lines + self.row
+        self.part = self.lane % self.row_lanes
+        first = self.lane // self.row_lanes
+        self.own_rows = [first + number * self.shape.subgroup for number in range(self.lane_rows)]
+        self.first_query = self.query0 + self.subgroup * self.lines
         self.end = p["keys"]
         if kernel.causal:
             self.end = self.end.minimum(self.query0 + kernel.queries)
@@ -173,8 +177,8 @@ class _Writer:
         zero = module.zero(self.c_type)
         count = kernel.dimension // shape.n
         self.outputs = [[module.local(self.c_type, zero) for _ in range(count)] for _ in range(kernel.stacked)]
-        self.top = module.local(module.f32, module.real(LOWEST))
-        self.total = module.local(module.f32, module.real(0.0))
+        self.tops = [module.local(module.f32, module.real(LOWEST)) for _ in self.own_rows]
+        self.totals = [module.local(module.f32, module.real(0.0)) for _ in self.own_rows]
         self.bases = {name: (self._base(name) // EIGHT, self.p[f"{name}_place"] // EIGHT) for name in "kv"}
         self.scale = module.times(self.p["scale"], module.real(LOG2_E))
         kept = [module.local(self.quad, value) for value in self._fetch(module.constant(0))]
@@ -206,18 +210,34 @@ class _Writer:
                 module.store_matrix(score, self.memory, at, places.score_row)
 
     def _weigh(self, key0: Value) -> None:
-        """A row's scores to weights, and the factor that what was summed before must be corrected by."""
+        """Rows of scores to weights, and the factors that what was summed before must be corrected by."""
         module, kernel, places = self.module, self.kernel, self.places
         columns = kernel.keys // self.row_lanes
         first = self.part * columns
-        at = self.own + self.row * places.score_row + first // 4
+        found = [self._weights(number, key0, first, columns) for number in range(self.lane_rows)]
+        module.barrier(SCOPE_SUBGROUP)  # all lanes have read their scores
+        for row, (weights, factor) in zip(self.own_rows, found, strict=True):
+            place = self.own + row * places.weight_row + first // EIGHT
+            for number in range(0, columns, EIGHT):
+                pairs = [
+                    word_of_two(module, kernel.dtype, weights[i], weights[i + 1])
+                    for i in range(number, number + EIGHT, 2)
+                ]
+                module.shared_write(self.memory, place + number // EIGHT, module.op(80, self.quad, *pairs))
+            self._put_factor(row, factor)
+
+    def _weights(self, number: int, key0: Value, first: Value, columns: int) -> tuple[list[Value], Value]:
+        """One row's weights in the columns from `first` on, and its factor."""
+        module, places, row = self.module, self.places, self.own_rows[number]
+        query = self.first_query + row
+        at = self.own + row * places.score_row + first // 4
         scores: list[Value] = []
         for unit in range(columns // 4):
             four = module.shared_read(self.memory, at + unit)
             for lane in range(4):
                 dot = module.bitcast(module.f32, module.op(81, module.u32, four, lane))
-                scores.append(self._score(module.times(dot, self.scale), key0 + first + (4 * unit + lane)))
-        before = module.get(self.top)
+                scores.append(self._score(module.times(dot, self.scale), query, key0 + first + (4 * unit + lane)))
+        before = module.get(self.tops[number])
         top = before
         for score in scores:
             top = module.extended(40, module.f32, top, score)
@@ -233,25 +253,18 @@ class _Writer:
         for other in _powers(self.row_lanes):
             total = module.add(total, module.from_lane(total, other))
         factor = module.extended(29, module.f32, module.op(131, module.f32, before, base))
-        module.put(self.total, module.extended(50, module.f32, module.get(self.total), factor, total))
-        module.put(self.top, top)
-        module.barrier(SCOPE_SUBGROUP)  # all lanes have read their scores
-        place = self.own + self.row * places.weight_row + first // EIGHT
-        for number in range(0, columns, EIGHT):
-            pairs = [
-                word_of_two(module, kernel.dtype, weights[i], weights[i + 1]) for i in range(number, number + EIGHT, 2)
-            ]
-            module.shared_write(self.memory, place + number // EIGHT, module.op(80, self.quad, *pairs))
-        self._put_factor(factor)
+        module.put(self.totals[number], module.extended(50, module.f32, module.get(self.totals[number]), factor, total))
+        module.put(self.tops[number], top)
+        return weights, factor
 
-    def _score(self, score: Value, key: Value) -> Value:
+    def _score(self, score: Value, query: Value, key: Value) -> Value:
         module, p, kernel = self.module, self.p, self.kernel
         lowest = module.real(LOWEST)
         hidden = key >= p["keys"]
         if kernel.causal:
-            hidden = module.op(166, module.boolean, hidden, self.query < key)
+            hidden = module.op(166, module.boolean, hidden, query < key)
         if kernel.mask:
-            query = self.query.minimum(p["queries"] - 1)
+            query = query.minimum(p["queries"] - 1)
             line = p["mask_at"] + self.batch * p["mask_batch"] + self.head * p["mask_head"] + query * p["mask_query"]
             at = line + key.minimum(p["keys"] - 1) * p["mask_key"]
             if kernel.mask == "bool":
@@ -262,12 +275,12 @@ class _Writer:
                 score = module.extended(40, module.f32, module.add(score, added), lowest)
         return module.select(hidden, lowest, score)
 
-    def _put_factor(self, factor: Value) -> None:
+    def _put_factor(self, row: Value, factor: Value) -> None:
         """A matrix whose rows are the rows' factors, a part by each lane."""
         module, places = self.module, self.places
         word = module.bitcast(module.u32, factor)
         four = module.op(80, self.quad, word, word, word, word)
-        place = self.own + places.factors + self.row * places.factor_row
+        place = self.own + places.factors + row * places.factor_row
         units = self.shape.n // 4
         for unit in range(0, units, self.row_lanes):
             module.shared_write(self.memory, place + self.part + unit, four)
@@ -311,10 +324,13 @@ class _Writer:
 
     def _store(self) -> None:
         module, p, kernel, shape, places = self.module, self.p, self.kernel, self.shape, self.places
-        total, zero = module.get(self.total), module.real(0.0)
-        some = module.less(zero, total)
-        inverse = module.op(136, module.f32, module.real(1.0), module.select(some, total, module.real(1.0)))
-        self._put_factor(module.select(some, inverse, zero))
+        zero, one = module.real(0.0), module.real(1.0)
+        sums = []
+        for row, variable in zip(self.own_rows, self.totals, strict=True):
+            total = module.get(variable)
+            some = module.less(zero, total)
+            sums.append((some, module.select(some, total, one)))
+            self._put_factor(row, module.select(some, module.op(136, module.f32, one, sums[-1][1]), zero))
         module.barrier(SCOPE_SUBGROUP)
         factors = self._factors()
         base = self._base("out") // EIGHT
@@ -328,9 +344,9 @@ class _Writer:
             module.barrier(SCOPE_SUBGROUP)
             units = width // EIGHT
             for number in range(self.lines * units // shape.subgroup):
-                one = self.lane + number * shape.subgroup
-                row, unit = one // units, one % units
-                query = self.query0 + self.subgroup * self.lines + row
+                index = self.lane + number * shape.subgroup
+                row, unit = index // units, index % units
+                query = self.first_query + row
                 with module.when(query < p["queries"]):
                     at = self.own + row * places.score_row + unit * 2
                     halves = [module.shared_read(self.memory, at + half) for half in range(2)]
@@ -343,12 +359,15 @@ class _Writer:
                     place = base + query * (p["out_place"] // EIGHT) + (unit + d // EIGHT)
                     module.write(self.buffers["out"], place, module.op(80, self.quad, *pairs))
             module.barrier(SCOPE_SUBGROUP)
-        if kernel.sums:
-            with module.when(module.both(self.query < p["queries"], self.part.equals(0))):
-                logarithm = module.extended(28, module.f32, module.select(some, total, module.real(1.0)))
-                natural = module.times(module.get(self.top), module.real(1 / LOG2_E))
+        if not kernel.sums:
+            return
+        for row, top, (some, total) in zip(self.own_rows, self.tops, sums, strict=True):
+            query = self.first_query + row
+            with module.when(module.both(query < p["queries"], self.part.equals(0))):
+                logarithm = module.extended(28, module.f32, total)
+                natural = module.times(module.get(top), module.real(1 / LOG2_E))
                 value = module.select(some, module.add(natural, logarithm), module.real(LOWEST))
-                at = p["sums_at"] + (self.batch * p["heads"] + self.head) * p["queries"] + self.query
+                at = p["sums_at"] + (self.batch * p["heads"] + self.head) * p["queries"] + query
                 module.write(self.buffers["sums"], at, module.bitcast(module.u32, value))
 
 

@@ -26,6 +26,7 @@ from anytorch.text.decoders.rows import Rows
 from anytorch.text.decoders.steps import RecordedSteps
 from anytorch.text.packed.encoder import available_cores
 from anytorch.text.persistent import cuda, guesses
+from anytorch.text.persistent import trace as launch_trace
 from anytorch.text.persistent.fused import FusedSteps, steps_for
 from anytorch.text.persistent.guesses import Lookup
 from anytorch.text.persistent.host import HostKernel
@@ -52,7 +53,7 @@ class PersistentKernel(Layers):
     `spec_decode_config`: {"method": "promptlookup", "ngram_size": 3, "spec_length": 5}, or an object with these attributes:
     `generate` guesses that a text goes on as it did before after the same tokens, and reads a guess at once; the tokens are
     the same as without. `profiler_tensor`: uint64 [words] of the CPU; what every worker did when is written there by each
-    call, and `save_trace(path)` makes a file for Perfetto of it.
+    call, and `save_trace(path)` makes a file for Perfetto of it. Of one launch it is the last token, block by block.
     """
 
     def __init__(
@@ -129,11 +130,15 @@ class PersistentKernel(Layers):
             profiler_tensor=profiler_tensor,
         )
         made.device = model.lm_head.weight.device
-        made._rows = _fastest(model, rows, positions, made.num_workers, alone=made.lookup is None)
-        if made._trace is not None:
-            if not isinstance(made._rows, HostKernel):
-                raise UsageError("profiler_tensor: traces are of the CPU's kernel", hint="of GPUs use torch.profiler")
+        made._rows = _fastest(
+            model, rows, positions, made.num_workers, alone=made.lookup is None, profile=made._trace is not None
+        )
+        if isinstance(made._rows, HostKernel):
             made._rows.trace = made._trace
+        elif made._trace is not None and not isinstance(made._rows, cuda.CudaKernel):
+            raise UsageError(
+                "profiler_tensor: traces are of the CPU's kernel and of one launch", hint="of others use torch.profiler"
+            )
         return made
 
     def generate(
@@ -167,6 +172,8 @@ class PersistentKernel(Layers):
             raise UsageError(
                 "this kernel notes nothing", hint="pass profiler_tensor=torch.zeros(384_000, dtype=torch.uint64)"
             )
+        if isinstance(self._rows, cuda.CudaKernel) and self._rows.marks is not None:
+            return launch_trace.write_trace(self._rows.marks, path)
         return save_trace(self._trace, path)
 
     # --- written down ------------------------------------------------------------------------------------------------
@@ -251,7 +258,7 @@ class PersistentKernel(Layers):
 
 
 def _fastest(
-    decoder: Decoder, rows: int, positions: int, workers: int, *, alone: bool = True
+    decoder: Decoder, rows: int, positions: int, workers: int, *, alone: bool = True, profile: bool = False
 ) -> Rows | cuda.CudaKernel:
     """One launch, one call of C++, or recorded steps: the first of these that the device and the model allow. `alone`: the
     tokens of a text come one by one, which one launch needs."""
@@ -263,7 +270,7 @@ def _fastest(
             log.info("recorded steps in place of C++: %s", exc.message)
     elif rows == 1 and alone and not (why := cuda.refusal(decoder.spec, weight.dtype, weight.device)):
         try:
-            return cuda.CudaKernel(decoder, positions)
+            return cuda.CudaKernel(decoder, positions, profile=profile)
         except NativeUnavailable as exc:
             log.info("recorded steps in place of one launch: %s", exc.message)
     elif rows == 1 and alone:

@@ -223,9 +223,16 @@ def _on_matrix_cores(
         return None  # so must the result be then
     weight, x = contiguous(weight), _readable(x)
     bias = contiguous(bias) if bias is not None else None
+    (_, *kernel), (_, *stride), (_, *padding), (_, *dilation) = s.geometry
+    _, height, width = _spatial(x)
     gather = Gather(
-        *(groups, x.shape[1] // groups, size[1] // groups, size[0], _spatial(x)[1:]),
-        *((1, *size[2:])[-2:], *(one[1:] for one in s.geometry)),
+        *(groups, x.shape[1] // groups, size[1] // groups, size[0]),
+        size=(height, width),
+        result=(size[-2] if s.rank == 2 else 1, size[-1]),
+        kernel=(kernel[0], kernel[1]),
+        stride=(stride[0], stride[1]),
+        padding=(padding[0], padding[1]),
+        dilation=(dilation[0], dilation[1]),
     )
     key = ("matrix convolution", x.dtype, gather, _strides(x), weight.data_ptr() & 15, bias is None)
 

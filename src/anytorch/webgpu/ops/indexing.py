@@ -11,6 +11,7 @@ device (`gpu.faults`).
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -31,6 +32,9 @@ from anytorch.webgpu.launch import NoKernel, check_devices, made_by, result_of
 from anytorch.webgpu.tensors import KEY, NAME, aten, device
 
 INDEX_DTYPES = (torch.int64, torch.int32)
+BYTE_MASK = (
+    "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."  # torch's own words
+)
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,8 @@ def advanced(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Pl
                         f"The shape of the mask {list(index.shape)} at index {d} does not match the shape of the indexed "
                         f"tensor {list(target.shape)} at index {number + d}"
                     )
+            if index.dtype is torch.uint8:
+                warnings.warn(BYTE_MASK, stacklevel=2)
             chosen = positions(index if index.dtype is torch.bool else index.ne(0))
             found += [(dim + d, column) for d, column in enumerate(chosen.unbind(1))]
             dim += index.dim()

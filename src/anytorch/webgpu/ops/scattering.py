@@ -7,11 +7,13 @@ run to run.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from anytorch.webgpu.dtypes import spoken
 from anytorch.webgpu.kernels import register_kernels
 from anytorch.webgpu.launch import NoKernel, check_writable
 from anytorch.webgpu.ops.indexing import (
@@ -39,20 +41,18 @@ def index_put_impl(
     unsafe: bool = False,
 ) -> torch.Tensor:
     op = aten._index_put_impl_.default
-    if values.dtype is not target.dtype:
-        raise RuntimeError(
-            "Index put requires the source and destination dtypes match, "
-            f"got {target.dtype} for the destination and {values.dtype} for the source."
-        )
     values = ours(op, values)
+    if any(length > 1 and not step for length, step in zip(target.size(), target.stride(), strict=True)):
+        warnings.warn(EXPANDED, stacklevel=2)
+    same = values.dtype is target.dtype
     present = [index for index in indices if index is not None]
     mask = present[0] if len(present) == 1 and indices[0] is present[0] else None
     fills = mask is not None and mask.dtype is torch.bool and values.numel() == 1 and not accumulate
     if fills and mask is not None and list(mask.shape) == list(target.shape[: mask.dim()]):
         # The commonest form, x[mask] = value, needs no positions, so no wait for the device.
         shaped = mask.to(device()).reshape(list(mask.shape) + [1] * (target.dim() - mask.dim()))
-        return target.masked_fill_(shaped, values.reshape(()))
-    if accumulate and not combinable(target.dtype, "sum"):
+        return target.masked_fill_(shaped, values.reshape(()).to(target.dtype))
+    if same and accumulate and not combinable(target.dtype, "sum"):
         raise NoKernel
     place = advanced(target, indices)
     try:
@@ -62,6 +62,11 @@ def index_put_impl(
             f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of shape "
             f"{list(place.size)}"
         ) from exc
+    if not same:
+        raise RuntimeError(
+            "Index put requires the source and destination dtypes match, "
+            f"got {spoken(target.dtype)} for the destination and {spoken(values.dtype)} for the source."
+        )
     place = place if unsafe else place.checked(op, target)
     if accumulate:
         place.combine(target, values, "sum")
@@ -77,6 +82,10 @@ def start(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return out
 
 
+EXPANDED = (  # torch's own words
+    "Use of index_put_ on expanded tensors is deprecated. Please clone() the tensor before performing this operation. "
+    "This also applies to advanced indexing e.g. tensor[indices] = tensor"
+)
 SUMS = {"add": "sum", "multiply": "prod"}  # what scatter calls them
 
 
