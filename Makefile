@@ -10,6 +10,7 @@ NAME   ?= info_startup
 SERVE  ?=
 TARGET ?= all
 SECONDS ?= 60
+MINUTES ?= 60
 SIGN ?=
 
 # PyPI's torch for Linux is the CUDA build; the CPU build comes from PyTorch's own index. A machine that is set up to find torch
@@ -20,7 +21,7 @@ TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 
 export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium,compiler,triton,node,minilm,zig
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-cpus coverage test-all fuzz test-device test-webgpu-full check lint types bench docs format clean debian zig dist release
+.PHONY: help run demo test test-cpus coverage test-all fuzz test-device test-webgpu-full test-webgpu-pytorch check lint types bench docs format clean debian zig dist release
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -59,6 +60,10 @@ test-device: $(if $(DEVICE_PYTHON),,$(STAMPS)/dev) ## what needs a real accelera
 test-webgpu-full: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## PyTorch's whole operator suite on the webgpu device; renews its table
 	@VK_ICD_FILENAMES=$${VK_ICD_FILENAMES:-$(CURDIR)/.cache/mesa/lvp.json} $(BIN)/python tests/webgpu/opinfo.py --all --jobs $(JOBS) --output docs/reference/webgpu-operators.json
 	@$(BIN)/python docs/tools/webgpu_operators.py
+
+test-webgpu-pytorch: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## PyTorch's own device tests on webgpu, beside the CPU; MINUTES=240 runs more of them; renews its page
+	@$(BIN)/python -m tests.webgpu.pytorch_suite.run --minutes $(MINUTES) --jobs $(JOBS) --output docs/reference/webgpu-pytorch-tests.json; status=$$?; \
+	 $(BIN)/python docs/tools/webgpu_pytorch_tests.py && exit $$status
 
 check: lint types ## lint, types and layers
 

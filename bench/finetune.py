@@ -46,9 +46,9 @@ from anytorch.forecast.model import PUBLISHED, Kronos, KronosTokenizer  # noqa: 
 from anytorch.forecast.training import finetune_predictor, finetune_tokenizer  # noqa: E402
 from anytorch.forecast.training.finetune import PREDICTOR_PLAN, PredictorObjective  # noqa: E402
 from anytorch.forecast.training.loop import Run, TrainingPlan  # noqa: E402
-from anytorch.forecast.training.processes import World  # noqa: E402
 from anytorch.forecast.training.store import RunFolder  # noqa: E402
 from anytorch.forecast.training.windows import Windows, as_series, split_windows  # noqa: E402
+from anytorch.train import World  # noqa: E402
 
 LOOKBACK, HORIZON = 90, 10  # of the published configuration
 NO_DROPOUT = {f"{name}_dropout_p": 0.0 for name in ("ffn", "attn", "resid", "token")}  # so that answers can be compared

@@ -7,15 +7,16 @@ the programs are a plain `model(x)` under no_grad and the usual training loop wi
 mode: it is turned on around them, finds the model when it first runs and is turned off again, after which the answer must be
 the first one to the bit.
 
-Every contender runs in a process of its own, one after the other in turns over `--rounds` rounds, so that memory is its own:
+Every contender runs in a process of its own (`--one-process`: after the other, on a device that counts its own memory), in
+turns over `--rounds` rounds:
 `plain` (float32), `autocast` (torch's own, in the dtype that is fast on the device; left out where none is), `speed`,
 `balanced`, `memory`. Checked first: the losses of training are those of plain float32 training within the tolerance of the
 precision used, and the answers of inference have a cosine of at least 0.95 (int4 weights) or 0.999 (others) with those of
 plain torch.
 
-Memory is the peak of the device's own allocator above what was there before the model, or on a CPU the peak of the resident
-set above what the process had before the model was made. Time is the median of the calls after the first quarter of them,
-in which kernels are measured.
+Memory is what the device's own allocator holds above what was there before the model (on a CPU: the resident set): at most
+(`peak`, from the mode's beginning on, packing included) and after the last call (`held`). Time is the median of the calls
+after the first quarter of them, in which kernels are measured.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -79,10 +79,27 @@ class Model(nn.Module):
         return result
 
 
+def resident(peak: bool) -> int:
+    """The process's resident set, now or at most since `reset_peak`."""
+    name = "VmHWM:" if peak else "VmRSS:"
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024
+
+
 def peak_of(device: torch.device) -> int:
+    return resident(peak=True) if device.type == "cpu" else int(torch.accelerator.max_memory_allocated())
+
+
+def held_by(device: torch.device) -> int:
+    return resident(peak=False) if device.type == "cpu" else int(torch.accelerator.memory_allocated())
+
+
+def reset_peak(device: torch.device) -> None:
+    gc.collect()
     if device.type == "cpu":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return int(torch.accelerator.max_memory_allocated())
+        Path("/proc/self/clear_refs").write_text("5")
+    else:
+        torch.accelerator.reset_peak_memory_stats()
 
 
 def batch(options: argparse.Namespace, device: torch.device, number: int = 0) -> torch.Tensor:
@@ -94,8 +111,7 @@ def contend(options: argparse.Namespace) -> dict[str, Any]:
     """One contender, in this process: its figures, its answers and what the mode says it did."""
     device = torch.device(anytorch.resolve(options.device).device)
     torch.manual_seed(0)
-    gc.collect()
-    before = peak_of(device) if device.type == "cpu" else 0
+    before = held_by(device)
     model = Model(options).to(device)
     name, training = options.contender, options.part == "training"
     dtype = autocast_dtype(device)
@@ -106,8 +122,7 @@ def contend(options: argparse.Namespace) -> dict[str, Any]:
     with torch.no_grad():
         plain = model.eval()(ids[:, :-1]) if not training else torch.zeros(())
     model.train(training)
-    if device.type != "cpu":
-        torch.accelerator.reset_peak_memory_stats()
+    reset_peak(device)
     if mode is not None:
         mode.on()
     times, losses, cosine = [], [], None
@@ -133,6 +148,7 @@ def contend(options: argparse.Namespace) -> dict[str, Any]:
     result = {
         "contender": name,
         "peak_nbytes": peak_of(device) - before,
+        "held_nbytes": held_by(device) - before,
         "resident_nbytes": sum(t.nbytes for t in (*model.parameters(), *model.buffers())),
         "first_s": times[0],
         "median_s": statistics.median(times[len(times) // 4 :]),
@@ -157,9 +173,8 @@ def now(device: torch.device) -> float:
 
 
 def run(options: argparse.Namespace, contender: str, part: str) -> dict[str, Any]:
-    values = {
-        k: v for k, v in vars(options).items() if k not in ("output", "rounds", "contender", "part") and v is not None
-    }
+    left = ("output", "rounds", "contender", "part", "one_process")
+    values = {name: value for name, value in vars(options).items() if name not in left and value is not None}
     command = [sys.executable, __file__, "--contender", contender, "--part", part]
     for key, value in values.items():
         command += [f"--{key}", str(value)]
@@ -170,11 +185,20 @@ def run(options: argparse.Namespace, contender: str, part: str) -> dict[str, Any
     return found
 
 
+def alone(options: argparse.Namespace, contender: str, part: str) -> dict[str, Any]:
+    """One contender in this process, with the device's memory given back before and after."""
+    found = contend(argparse.Namespace(**{**vars(options), "contender": contender, "part": part}))
+    gc.collect()
+    torch.accelerator.empty_cache()
+    return found
+
+
 def merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
     best = dict(runs[0])
     best["median_s"] = statistics.median(one["median_s"] for one in runs)
     best["all_medians_s"] = [one["median_s"] for one in runs]
     best["peak_nbytes"] = max(one["peak_nbytes"] for one in runs)
+    best["held_nbytes"] = max(one["held_nbytes"] for one in runs)
     return best
 
 
@@ -203,6 +227,7 @@ def main() -> None:
         "rounds": 3,
     }.items():
         parser.add_argument(f"--{option}", type=int, default=value)
+    parser.add_argument("--one-process", action="store_true", help="not for a CPU, whose memory is the process's")
     parser.add_argument("--contender")
     parser.add_argument("--part", choices=["inference", "training"])
     parser.add_argument("--output")
@@ -223,22 +248,22 @@ def main() -> None:
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
         for _ in range(options.rounds):
             for name in contenders:
-                runs[name].append(run(options, name, part))
+                runs[name].append(alone(options, name, part) if options.one_process else run(options, name, part))
         found = {name: merged(them) for name, them in runs.items()}
         check(part, found)
         result[part] = found
+        if options.output:  # what there is, should the rest be cut off
+            write_results(Path(options.output), result)
         plain = found["plain"]
         for name, one in found.items():
             sys.stdout.write(
                 f"{part:10} {name:9} peak {one['peak_nbytes'] / 2**20:8.1f} MiB "
-                f"({one['peak_nbytes'] / plain['peak_nbytes']:.2f}×)  "
+                f"({one['peak_nbytes'] / plain['peak_nbytes']:.2f}×)  held {one['held_nbytes'] / 2**20:8.1f} MiB  "
                 f"{one['median_s'] * 1e3:8.2f} ms ({plain['median_s'] / one['median_s']:.2f}× as fast)  "
                 f"weights {one['resident_nbytes'] / 2**20:.1f} MiB  cosine {one['least_cosine']}  "
                 f"loss {one['losses'][0] if one['losses'] else 0:.4f} → {one['losses'][-1] if one['losses'] else 0:.4f}\n"
             )
             sys.stdout.flush()
-    if options.output:
-        write_results(Path(options.output), result)
 
 
 if __name__ == "__main__":

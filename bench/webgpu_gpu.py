@@ -152,10 +152,15 @@ def compare(
 # --- sections ------------------------------------------------------------------------------------------------------
 
 
-def matmul(settings: Settings) -> Iterator[Row]:
+BOTH = (torch.float32, torch.float16)
+
+
+def matmul(
+    settings: Settings, dtypes: Sequence[torch.dtype] = BOTH, sizes: Sequence[int] = (1024, 2048, 4096, 8192)
+) -> Iterator[Row]:
     torch.backends.cuda.matmul.allow_tf32 = False
-    for dtype in (torch.float32, torch.float16):
-        for n in (64, 96) if settings.small else (1024, 2048, 4096, 8192):
+    for dtype in dtypes:
+        for n in (64, 96) if settings.small else sizes:
             host = [torch.randn(n, n) / n**0.5 for _ in range(2)]
 
             def make(device: str, host: Any = host, dtype: Any = dtype) -> Callable[[], Any]:
@@ -164,7 +169,8 @@ def matmul(settings: Settings) -> Iterator[Row]:
 
             rows = slice(0, 64)  # the whole product would take the CPU minutes
             reference = host[0].to(dtype).double()[rows] @ host[1].to(dtype).double()
-            error = checked(make("webgpu")()[rows], reference, 1e-4 if dtype is torch.float32 else 5e-3, f"matmul {n}")
+            allowed = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}[dtype]
+            error = checked(make("webgpu")()[rows], reference, allowed, f"matmul {n}")
             yield compare("matmul", f"{str(dtype)[6:]} {n}", "TFLOP/s", 2 * n**3 / 1e12, make, settings, error)
 
 
@@ -297,7 +303,7 @@ def fused(settings: Settings) -> Iterator[Row]:
         yield compare("fused", f"{name} {rows}x{width}", "GB/s", amount, make, settings, error)
 
 
-def attention(settings: Settings) -> Iterator[Row]:
+def attention(settings: Settings, dtypes: Sequence[torch.dtype] = BOTH) -> Iterator[Row]:
     shapes = (
         ("prefill", 1, 16, 16, 2048, 2048, 64),
         ("prefill", 1, 16, 8, 2048, 2048, 128),
@@ -307,7 +313,7 @@ def attention(settings: Settings) -> Iterator[Row]:
     for name, batch, heads, key_heads, queries, keys, d in (
         (("prefill", 1, 2, 1, 40, 40, 32),) if settings.small else shapes
     ):
-        for dtype in (torch.float32, torch.float16):
+        for dtype in dtypes:
             q = torch.randn(batch, heads, queries, d)
             k, v = torch.randn(batch, key_heads, keys, d), torch.randn(batch, key_heads, keys, d)
             causal = name == "prefill"
@@ -361,7 +367,7 @@ class Encoder(nn.Module):
         return F.normalize(x.mean(1), dim=-1)
 
 
-def encoder(settings: Settings) -> Iterator[Row]:
+def encoder(settings: Settings, dtypes: Sequence[torch.dtype] = BOTH) -> Iterator[Row]:
     torch.manual_seed(0)
     model = Encoder(*((2, 64, 4, 100) if settings.small else (6, 384, 12, 30_522))).eval()
     batch, length = (2, 16) if settings.small else (64, 128)
@@ -369,7 +375,7 @@ def encoder(settings: Settings) -> Iterator[Row]:
     places = torch.arange(length)
     with torch.no_grad():
         reference = model(tokens[:2], places)
-        for dtype in (torch.float32, torch.float16):
+        for dtype in dtypes:
 
             def make(device: str, dtype: Any = dtype) -> Callable[[], Any]:
                 moved = copied(model, device, dtype)
@@ -420,7 +426,7 @@ def resnet(blocks: tuple[int, ...], width: int) -> nn.Module:
     return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 1000))
 
 
-def convolution(settings: Settings) -> Iterator[Row]:
+def convolution(settings: Settings, dtypes: Sequence[torch.dtype] = BOTH) -> Iterator[Row]:
     torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
     model = resnet((1, 1), 8) if settings.small else resnet((3, 4, 6, 3), 64)
@@ -429,7 +435,7 @@ def convolution(settings: Settings) -> Iterator[Row]:
     images = torch.randn(batch, 3, side, side)
     with torch.no_grad():
         reference = model(images[:1])
-        for dtype in (torch.float32, torch.float16):
+        for dtype in dtypes:
 
             def make(device: str, dtype: Any = dtype) -> Callable[[], Any]:
                 moved = copied(model, device, dtype)
@@ -491,6 +497,15 @@ def decode(settings: Settings, dtypes: Sequence[torch.dtype] = (torch.float32,))
                 yield compare("decode", f"{name}, {way} (CUDA: eager)", "tokens/s", 1, replayed, settings, error)
 
 
+def half(settings: Settings) -> Iterator[Row]:
+    """What matrix cores are for: half precision. 1000 has tiles with edges, 1023 rows that begin anywhere."""
+    halves = (torch.float16, torch.bfloat16)
+    yield from matmul(settings, halves, (1024, 4096))
+    yield from matmul(settings, halves[:1], (1000, 1023))
+    for section in (attention, encoder, convolution):
+        yield from section(settings, halves[:1])
+
+
 SECTIONS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "matmul": matmul,
     "memory": memory,
@@ -503,6 +518,7 @@ SECTIONS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "decode": decode,
     "decode-half": partial(decode, dtypes=(torch.float16,)),
     "convolution": convolution,
+    "half": half,
 }
 
 
@@ -515,6 +531,7 @@ def machine() -> dict[str, Any]:
         "adapter": properties["name"],
         "api": properties["api"],
         "driver": properties["driver"],
+        "matrix_cores": properties["matrix_cores"],
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
@@ -532,14 +549,15 @@ def main(arguments: list[str] | None = None) -> int:
         "--budget", type=float, default=480.0, metavar="S", help="no section starts later (default: 480)"
     )
     parser.add_argument("--only", metavar="NAMES", help=f"comma-separated, of: {', '.join(SECTIONS)}")
+    parser.add_argument("--window", type=float, default=0.2, metavar="S", help="a window's length (default: 0.2)")
     parser.add_argument("--small", action="store_true", help="tiny shapes, one window: for software adapters")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the rows as JSON")
     options = parser.parse_args(arguments)
-    names = options.only.split(",") if options.only else list(SECTIONS)
+    names = options.only.split(",") if options.only else [name for name in SECTIONS if name != "half"]
     unknown = [name for name in names if name not in SECTIONS]
     if unknown:
         parser.error(f"there is no section {unknown[0]!r}; sections: {', '.join(SECTIONS)}")
-    settings = Settings(options.small, 0.0 if options.small else 0.2, torch.cuda.is_available())
+    settings = Settings(options.small, 0.0 if options.small else options.window, torch.cuda.is_available())
     report = Report(machine())
     print(", ".join(f"{key} {value}" for key, value in report.machine.items()))
     header = ("section", "what", "unit", "webgpu", "cuda", "share", "spread", "error")

@@ -33,6 +33,7 @@ LAYERS = [
         "child_process",
         "pictures",
         "workers",
+        "device_pool",
     },
     {"probe"},
     {"measured"},  # the only tuner: whoever measures brings the device's clock
@@ -45,6 +46,7 @@ LAYERS = [
     {"quant"},  # below memory: what rests on a slow tier may rest quantized
     {"memory"},
     {"run"},  # programs written for CUDA on other devices
+    {"train"},  # one process or several of torchrun's, for users' own models and for fine-tuning
     {"text", "forecast", "lite"},  # the jobs, which do not know each other
     {"comfy"},  # a job made of the others: nodes over text, forecasts and lite
     {"serve"},
@@ -85,6 +87,7 @@ LATE = {
     "anytorch.devices.cpu": "the process's own memory is read only when it is asked for",
     "anytorch.graph.backs": "each back end needs a compiler of its own",
     "anytorch.graph.kernel_graph": "a graph is built without torch; calling and searching it need torch",
+    "anytorch.train": "collectives by way of the host are for devices that have none",
     "anytorch.lite.moving": "the GPU path needs wgpu, which only those who use it have",
     "anytorch.webgpu": "importing it registers the device; what that needs is loaded by the function that does it",
     "anytorch.forecast.kernels.*": "Triton's kernels are for machines that have Triton",

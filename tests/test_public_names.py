@@ -21,8 +21,10 @@ NAMES = [
     "KronosPredictor",
     "KronosTokenizer",
     "PersistentKernel",
+    "PredictorPool",
     "Resolution",
     "TextGenerator",
+    "TextPool",
     "__version__",
     "autocast",
     "best_device",
@@ -50,6 +52,7 @@ NAMES = [
     "seed",
     "stand_in",
     "synchronize",
+    "train",
     "use",
     "use_tuned",
     "webgpu",
@@ -57,7 +60,7 @@ NAMES = [
 
 
 # Modules that cannot be called: `devices` and `memory` can.
-MODULES = {"graph", "lite", "quant", "webgpu"}
+MODULES = {"graph", "lite", "quant", "train", "webgpu"}
 
 
 def test_the_list() -> None:
@@ -105,7 +108,7 @@ def test_every_name_loads(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("packages", "gone"),
-    [(["transformers"], {"TextGenerator"}), (["pandas"], {"finetune_predictor", "finetune_tokenizer"})],
+    [(["transformers"], {"TextGenerator", "TextPool"}), (["pandas"], {"finetune_predictor", "finetune_tokenizer"})],
 )
 def test_everything_that_is_installed(
     packages: list[str], gone: set[str], run_script: Callable[..., dict[str, Any]]

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))  # the package as it lies here, without anything that it needs to run
 
 from anytorch.native import carried, simd  # noqa: E402
-from anytorch.native.compiler import FLAGS, SHARED, ZIG_BASELINE  # noqa: E402
+from anytorch.native.compiler import FLAGS, SHARED, ZIG_BASELINE, zig_flags  # noqa: E402
 
 ZIG = "ziglang==0.17.0"  # the wheel's compiler: another version makes other code, so it changes here and nowhere else
 
@@ -40,26 +40,25 @@ class Platform:
     system: str
     machine: str
     suffix: str
-    levels: tuple[str, ...]  # those that `simd.supported` can name there
 
     @property
     def name(self) -> str:
         return carried.folder_of(self.system, self.machine)
 
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Those that `simd.supported` can name there."""
+        return simd.levels_of(self.machine)
 
-# glibc 2.17 and macOS 11 are the oldest that the libraries need nothing newer than. Windows does not tell Python what its
-# processor can do (`simd.features`), so that only the baseline is ever asked for there.
-BASELINE = ("baseline",)
-LINUX = (
-    ("manylinux_2_17_x86_64.manylinux2014_x86_64", "x86_64-linux-gnu.2.17", "x86_64", tuple(simd.LEVELS)),
-    ("manylinux_2_17_aarch64.manylinux2014_aarch64", "aarch64-linux-gnu.2.17", "aarch64", BASELINE),
-)
+
+# glibc 2.17 and macOS 11 are the oldest that the libraries need nothing newer than.
 PLATFORMS = {
     one.name: one
     for one in (
-        *(Platform(tag, target, "linux", machine, ".so", levels) for tag, target, machine, levels in LINUX),
-        Platform("macosx_11_0_arm64", "aarch64-macos.11.0", "darwin", "arm64", ".so", BASELINE),
-        Platform("win_amd64", "x86_64-windows-gnu", "win32", "AMD64", ".dll", BASELINE),
+        Platform("manylinux_2_17_x86_64.manylinux2014_x86_64", "x86_64-linux-gnu.2.17", "linux", "x86_64", ".so"),
+        Platform("manylinux_2_17_aarch64.manylinux2014_aarch64", "aarch64-linux-gnu.2.17", "linux", "aarch64", ".so"),
+        Platform("macosx_11_0_arm64", "aarch64-macos.11.0", "darwin", "arm64", ".so"),
+        Platform("win_amd64", "x86_64-windows-gnu", "win32", "AMD64", ".dll"),
     )
 }
 
@@ -147,7 +146,7 @@ def compile_one(zig: Path, platform: Platform, job: Job, target: Path) -> None:
         objects = []
         for number, source in enumerate(job.sources):
             objects.append(f"{temporary}/{number}.o")
-            _run([str(zig), *compiling, *job.flags, f"-I{SHARED}", "-c", str(source), "-o", objects[-1]])
+            _run([str(zig), *compiling, *zig_flags(job.flags), f"-I{SHARED}", "-c", str(source), "-o", objects[-1]])
         _run([str(zig), *linking, *objects, "-o", str(made)])
         made.chmod(0o755)
         made.replace(target)

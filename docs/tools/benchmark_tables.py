@@ -165,7 +165,7 @@ WEBGPU = (
     ("upload / readback, 64 MiB (pageable)", "webgpu-h200-interleaved", ("upload 64 MiB", "readback 64 MiB")),
     ("softmax 16384 × 1024", "webgpu-h200-interleaved", ("softmax 16384x1024",)),
     ("layer norm 16384 × 1024", "webgpu-h200-interleaved", ("layer norm 16384x1024",)),
-    ("GELU (erf) 16384 × 1024", "webgpu-h200-interleaved", ("gelu 16384x1024",)),
+    ("*** GELU (erf) 16384 × 1024", "webgpu-h200-launcher", ("gelu 16384x1024",)),
     ("sum of rows 16384 × 1024", "webgpu-h200-interleaved", ("sum of rows 16384x1024",)),
     ("attention float32, 16 heads, 2048², 64 / 128", "webgpu-h200-interleaved",
      ("prefill float32 1x16/16x2048x2048x64", "prefill float32 1x16/8x2048x2048x128")),
@@ -183,8 +183,9 @@ WEBGPU = (
     ("** the same in float16, recorded, against CUDA eager", "webgpu-h200-small-ops",
      ("Qwen3-0.6B shape float16, replayed (CUDA: eager)",)),
     ("* ResNet-50-shaped CNN, 16 images, float32", "webgpu-h200", ("ResNet-50 shape float32 16",)),
-    ("** one small `a + b`, host time, without / with gradients", "webgpu-h200-small-ops",
+    ("*** one small `a + b`, host time, without / with gradients", "webgpu-h200-launcher",
      ("a + b, 64x64, no grad", "a + b, 64x64, with autograd")),
+    ("*** `.item()` of one number", "webgpu-h200-launcher", ("item()",)),
 )  # fmt: skip
 
 

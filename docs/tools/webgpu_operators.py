@@ -28,7 +28,8 @@ What happens to each operator of PyTorch {torch} on a tensor of the webgpu devic
 - **fallback**: copied to the CPU, computed there, copied back. The first time each operator does so it is said
   (`ANYTORCH_WEBGPU_FALLBACK=error|warn|silent`), and `torch.webgpu.fallback_stats()` counts them.
 
-A native operator still uses the CPU for a dtype that no shader has (complex numbers, float8).
+A native operator still uses the CPU for a dtype that no shader has (complex128, float8). complex64 is computed on the
+device by operators on its real and imaginary parts (add, mul, div, exp, log, abs, sums, products, Fourier transforms).
 
 An index out of range reads zero and writes nothing, and `IndexError` is raised at the next wait for the GPU (`.item()`,
 `.cpu()`, `synchronize`). `ANYTORCH_WEBGPU_CHECKS=now` raises it at the operator, as on the CPU, at a wait each; `off` none.

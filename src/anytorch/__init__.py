@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch import graph as graph
     from anytorch import lite as lite
     from anytorch import quant as quant
+    from anytorch import train as train
     from anytorch import webgpu as webgpu
     from anytorch.devices.choose import Resolution as Resolution
     from anytorch.devices.choose import best_device as best_device
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.forecast.checkpoints import load_predictor as load_predictor
     from anytorch.forecast.model import Kronos as Kronos
     from anytorch.forecast.model import KronosTokenizer as KronosTokenizer
+    from anytorch.forecast.pool import PredictorPool as PredictorPool
     from anytorch.forecast.predictor import KronosPredictor as KronosPredictor
     from anytorch.forecast.training.finetune import finetune_predictor as finetune_predictor
     from anytorch.forecast.training.finetune import finetune_tokenizer as finetune_tokenizer
@@ -49,6 +51,7 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch.text.embed import EngineQueue as EngineQueue
     from anytorch.text.embed import encode_file as encode_file
     from anytorch.text.generate import TextGenerator as TextGenerator
+    from anytorch.text.generate import TextPool as TextPool
     from anytorch.text.persistent.kernel import PersistentKernel as PersistentKernel
 
 # Module by module, the public names it gives; `devices`, `graph`, `memory`, `quant`, `webgpu` and `lite` are packages
@@ -67,6 +70,7 @@ PUBLIC: dict[str, str] = {
     "forecast.candles.read": "read_candles",
     "forecast.checkpoints": "load_predictor",
     "forecast.model": "Kronos KronosTokenizer",
+    "forecast.pool": "PredictorPool",
     "forecast.predictor": "KronosPredictor",
     "forecast.training.finetune": "finetune_predictor finetune_tokenizer",
     "graph": "graph",
@@ -79,8 +83,9 @@ PUBLIC: dict[str, str] = {
     "settings": "use",
     "text.decoders": "load_decoder",
     "text.embed": "ArrowEngine EngineQueue encode_file",
-    "text.generate": "TextGenerator",
+    "text.generate": "TextGenerator TextPool",
     "text.persistent.kernel": "PersistentKernel",
+    "train": "train",
     "webgpu": "webgpu",
 }
 # Names of the projects that anytorch grew out of, by the documented path that has them with anytorch-compat.

@@ -26,8 +26,32 @@ def test_every_name_is_lites_own(run_script: Callable[..., dict[str, Any]]) -> N
         None,
         path=[SOURCES],
     )
-    names = ["CustomConv2d", "CustomDevice", "CustomLinear", "CustomMSELoss", "CustomTensor"]
+    names = [
+        "AutogradTensor",
+        "CustomAdam",
+        "CustomConv2d",
+        "CustomDevice",
+        "CustomLinear",
+        "CustomMSELoss",
+        "CustomTensor",
+    ]
     assert told == {"same": True, "names": names, "torch": False}
+
+
+def test_the_classes_of_its_extensions_train() -> None:
+    from anytorch.lite import AutogradTensor, CustomAdam
+
+    w = AutogradTensor([3.0, -2.0], requires_grad=True)
+    optimizer = CustomAdam([w], lr=0.1)
+    assert optimizer.m == {} and w.grad is None and w.grad_fn is None
+    for _ in range(200):
+        loss = (w * w).sum()
+        assert loss.grad_fn is not None
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert abs(w.data).max() < 0.1 and set(optimizer.m) == set(optimizer.v) == {0}
+    assert not AutogradTensor([1.0]).requires_grad
 
 
 def run(program: Path, folder: Path, *arguments: str) -> str:

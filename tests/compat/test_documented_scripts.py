@@ -46,15 +46,6 @@ def test_training_with_the_mode_of_the_environment(monkeypatch: pytest.MonkeyPat
     assert "mode on: True" in text and "Epoch 10: Loss = " in text
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-cuda.txt"])
-def test_requirements_of_kronos(name: str) -> None:
-    """`pip install -r gitSource/requirements.txt`: the files exist, and the CPU one brings nothing of CUDA."""
-    path = ROOT / "compat" / "gitSource" / name
-    (line,) = [line for line in path.read_text().splitlines() if line.startswith("-r ")]
-    listed = (path.parent / line.removeprefix("-r ")).read_text()
-    assert ("+cu" in listed) == ("cuda" in name) and "nvidia-" not in listed
-
-
 def test_every_available_back_end() -> None:
     text = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "src/ai_os_diffusion/tests/test_device_backends.py")
     assert "1 passed" in text or "2 passed" in text

@@ -71,6 +71,107 @@ def test_readyz_says_the_device(service: tuple[str, str]) -> None:
         assert httpx.get(f"{url}/v1/readyz", headers={"Host": "kronos.example"}).status_code == 421
 
 
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """models/ with Kronos-mini and its tokenizer as published, with random weights, and data/ with candles."""
+    torch = pytest.importorskip("torch")
+    import anytorch
+    from anytorch.forecast.model import PUBLISHED, Kronos, KronosTokenizer
+
+    torch.manual_seed(0)
+    root, pair = tmp_path_factory.mktemp("kronos"), PUBLISHED["kronos-mini"]
+    Kronos(**pair.config).save_pretrained(root / "models" / "Kronos-mini")
+    KronosTokenizer(**pair.tokenizer_config).save_pretrained(root / "models" / "Kronos-Tokenizer-2k")
+    (root / "data").mkdir()
+    anytorch.sample_candles(80).to_csv(root / "data" / "prices.csv", index=False)
+    (root / "secret.csv").write_text("open,high,low,close\n1,1,1,1\n")
+    (root / "keys.txt").write_text("page:a-key-of-sixteen-or-more\n")
+    (root / "keys.txt").chmod(0o600)
+    return root
+
+
+@pytest.mark.slow
+def test_the_service_of_another_model_with_the_original_page_s_requests(published: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+        "KRONOS_DEVICE": "cpu",
+        "KRONOS_MODEL": "kronos-mini",
+        "KRONOS_MODEL_FOLDER": str(published / "models"),
+        "KRONOS_DATA_FOLDER": str(published / "data"),
+        "KRONOS_API_KEY_FILE": str(published / "keys.txt"),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", "services.kronos_fastapi.main:app", "--host", "0.0.0.0", "--port", str(port)],
+        cwd=FOLDER, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        ready(f"http://127.0.0.1:{port}")
+        named = {"Authorization": "Bearer a-key-of-sixteen-or-more", "Host": "kronos.example"}
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=named, timeout=300) as client:
+            assert httpx.get(f"{client.base_url}/api/model-status").status_code == 401
+            status = client.get("/api/model-status").json()
+            assert status["loaded"] and status["current_model"]["device"] == "cpu"
+            assert client.get("/api/available-models").json()["models"]["kronos-mini"]["context_length"] == 2048
+            loaded = client.post("/api/load-model", json={"model_key": "kronos-mini", "device": "cpu"}).json()
+            assert loaded["success"] and loaded["device"] == "cpu", loaded
+            assert loaded["model_info"]["context_length"] == 2048
+            unknown = client.post("/api/load-model", json={"model_key": "kronos-huge"})
+            assert unknown.status_code == 404 and "kronos-huge" in unknown.json()["error"]
+            (file,) = client.get("/api/data-files").json()
+            info = client.post("/api/load-data", json={"file_path": file["path"]}).json()["data_info"]
+            assert info["rows"] == 80 and "close" in info["prediction_columns"]
+            for path in (str(published / "secret.csv"), "../secret.csv", "/etc/passwd", ""):
+                assert client.post("/api/load-data", json={"file_path": path}).status_code == 400
+            body = {"file_path": file["path"], "lookback": 60, "pred_len": 4, "sample_count": 2}
+            made = client.post("/api/predict", json=body).json()
+            assert made["success"] and len(made["prediction_results"]) == 4 == len(made["actual_data"]), made
+            assert [row["timestamp"] for row in made["prediction_results"]] == [
+                row["timestamp"] for row in made["actual_data"]
+            ]
+            assert client.post("/api/predict", json={**body, "lookback": 500}).status_code == 400
+            assert client.post("/api/predict", json={**body, "temperature": "hot"}).status_code == 400
+            beyond = client.post("/api/predict", json={**body, "lookback": 79}).json()
+            assert not beyond["has_comparison"] and beyond["prediction_results"][0]["timestamp"] > info["end_date"]
+    finally:
+        process.terminate()
+        process.communicate(timeout=300)
+
+
+def ready(url: str) -> None:
+    deadline = time.monotonic() + 300
+    while True:
+        assert time.monotonic() < deadline
+        try:
+            if httpx.get(f"{url}/v1/readyz").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "why"),
+    [
+        (["--host", "0.0.0.0"], {}, "admits other machines without an API key"),
+        ([], {"KRONOS_HOST": "0.0.0.0"}, "admits other machines without an API key"),
+        ([], {"KRONOS_MODEL_FOLDER": "/nowhere"}, "there is no such folder"),
+        ([], {"KRONOS_DATA_FOLDER": "/nowhere"}, "there is no such folder"),
+    ],
+)
+def test_options_that_cannot_work_say_so(arguments: list[str], environment: dict[str, str], why: str) -> None:
+    code = "import sys, os; from services.kronos_fastapi.config import parse; parse(sys.argv[1:], os.environ)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=FOLDER, env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode != 0 and why in done.stderr
+
+
 def test_the_names_are_anytorch_s_own() -> None:
     code = (
         "from services.kronos_fastapi import predictor, routes, schemas\n"

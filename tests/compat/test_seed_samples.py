@@ -61,7 +61,9 @@ class Sample:
 RUN: dict[str, Sample] = {
     "1_00_detect_cuda": Sample(),
     "1_01_detect_rocm": Sample(),
-    "1_02_detect_xpu": Sample(),
+    "1_02_detect_xpu": Sample(
+        then="assert ipex.xpu is torch.xpu and ipex.optimize(torch.nn.ReLU()) is not None",
+    ),
     "1_03_detect_mps": Sample(),
     "1_04_detect_vulkan": Sample(),
     "1_05_best_device": Sample(then="assert device == 'cpu'"),
@@ -226,9 +228,7 @@ SHAPES = ("5_10_device_info_keys", "5_11_memory_info_keys")
 LATER: dict[tuple[str, int], str] = {}
 
 # Lines left out of a copy, and why; every other line of a block is there.
-LEFT_OUT = {
-    "1_02_detect_xpu": ("import intel_extension_for_pytorch as ipex",),  # archived; native torch.xpu does it
-}
+LEFT_OUT: dict[str, tuple[str, ...]] = {}
 
 
 def text_of(name: str) -> str:
@@ -241,7 +241,7 @@ def run_sample(
 ) -> Any:
     program = folder / f"{name}.py"
     program.write_text(f"{sample.given}{text_of(name)}\n{sample.then}\n", encoding="utf-8")
-    path = [REPOSITORY / "compat" / "gitSource", *([extra] if extra else [])]
+    path = [REPOSITORY / "compat" / "gitSource", REPOSITORY / "compat" / "shims", *([extra] if extra else [])]
     # In a process that has torch already: what the end of its `import torch` does is done again, where there is a plug-in.
     code = (
         f"import os, runpy, sys, torch; os.chdir({str(folder)!r}); sys.argv = [{str(program)!r}]\n"

@@ -163,6 +163,26 @@ def test_random_numbers_are_of_their_kinds() -> None:
     assert abs(float((dropped == 0).float().mean()) - 0.25) < 0.02
 
 
+INDICES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "index": lambda table, rows: table[rows],
+    "index_select": lambda table, rows: table.index_select(0, rows),
+    "gather": lambda table, rows: table.gather(0, rows[:, None].expand(-1, table.shape[1])),
+    "embedding": lambda table, rows: F.embedding(rows, table),
+    "index_add": lambda table, rows: table.index_add(0, rows, torch.ones(len(rows), table.shape[1], device="webgpu")),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_an_index_out_of_range_is_reported_and_the_device_goes_on(name: str) -> None:
+    """A GPU's own driver reads zeros there, or worse, and says nothing: the report must be ours."""
+    table = torch.arange(40.0, device="webgpu").reshape(10, 4)
+    with pytest.raises(IndexError, match="10"):
+        INDICES[name](table, torch.tensor([1, 10, 3], device="webgpu"))
+        torch.webgpu.synchronize()  # type: ignore[attr-defined]
+    rows = torch.tensor([1, 9, 3], device="webgpu")
+    torch.testing.assert_close(INDICES["index"](table, rows).cpu(), table.cpu()[rows.cpu()], rtol=0, atol=0)
+
+
 HALVES = [torch.float16, torch.bfloat16]
 
 

@@ -42,6 +42,16 @@ def test_two_levels_or_three(tmp_path: Path) -> None:
         create_tiers("cpu", device_budget="much", disk=False)
 
 
+def test_the_device_itself_has_a_measured_bandwidth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "LINK_NBYTES", 2**20)
+    plain = create_tiers("cpu", device_budget="1GB", disk=False, measure=False)
+    assert plain.device.read_gb_per_s is None  # no plan needs it, so none waits for it
+    measured = create_tiers("cpu", device_budget="1GB", disk=False, measure=False, device_bandwidth=True)
+    assert measured.device.read_gb_per_s is not None and measured.device.read_gb_per_s > 0.01
+    again = create_tiers("cpu", device_budget="1GB", disk=False, measure=False, device_bandwidth=True)
+    assert again.device.read_gb_per_s == measured.device.read_gb_per_s  # remembered
+
+
 def test_nobody_knows_how_much_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     from anytorch.devices.types import MemoryUse
 

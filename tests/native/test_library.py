@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import signal
 import stat
 import subprocess
@@ -384,6 +385,35 @@ def test_levels_by_features() -> None:
     assert simd.supported(avx2 | {"avx_vnni"}, "x86_64") == ("baseline", "avx2", "avx2vnni")
     assert simd.supported(avx512 | {"avx512_vnni"}, "x86_64")[-1] == "avx512vnni"
     assert simd.supported(avx512 | {"avx512_vnni"}, "aarch64") == ("baseline",)
+    assert simd.supported(frozenset({"asimd", "asimddp"}), "arm64") == ("baseline", "dotprod")
+    assert simd.supported(frozenset({"asimddp", "i8mm"}), "aarch64") == ("baseline", "dotprod", "i8mm")
+    assert simd.supported(avx2 | {"asimddp"}, "riscv64") == ("baseline",)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="compared with /proc/cpuinfo")
+def test_the_processor_itself_says_what_linux_says() -> None:
+    """Windows has no /proc/cpuinfo; there the same library is asked."""
+    assert simd.asked() == simd.features() & set(simd.ASKED)
+
+
+def test_windows_takes_the_level_that_the_processor_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    avx2 = frozenset({"avx2", "fma", "f16c"})
+    monkeypatch.setattr(simd.platform, "system", lambda: "Windows")
+    monkeypatch.setattr(simd.platform, "machine", lambda: "AMD64")
+    monkeypatch.setattr(simd, "asked", lambda: avx2)
+    assert simd.level().name == "avx2"
+    monkeypatch.setattr(simd.platform, "machine", lambda: "ARM64")
+    assert simd.level().name == "baseline"
+
+
+def test_without_a_compiler_nobody_knows_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simd.platform, "system", lambda: "Windows")
+    simd.asked.cache_clear()
+    try:
+        with settings.use(compiler="/no/compiler", carried_kernels=False):
+            assert simd.level().name == "baseline"
+    finally:
+        simd.asked.cache_clear()
 
 
 def test_a_level_this_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from tests.packaging.conftest import ROOT, Installed
 from tests.serve.starting import start_line
 from tests.text.generate.conftest import make_model, make_tokenizer
 
+from anytorch.native import carried
+
 TEXTS = ["A cat sleeps on the sofa.", "Interest rates rose again in March.", "The kitten lies on a cushion."]
 LOADED = """
 import json, sys
@@ -43,10 +45,10 @@ def test_the_wheel_has_what_it_needs_and_no_more(wheel: Path) -> None:
         built = {name.rpartition("/")[2] for name in names if name.startswith("anytorch/native/built/linux-x86_64/")}
         compiled = sum(archive.getinfo(name).compress_size for name in names if name.endswith(".so"))
         modes = {archive.getinfo(name).external_attr >> 16 & 0o777 for name in names if name.endswith(".so")}
-    assert built == {"manifest.json", *manifest["sha256"]} and len(built) == 12
+    assert built == {"manifest.json", *manifest["sha256"]} and len(built) == len(carried.LIBRARIES) + 1
     assert modes == {0o755}
     assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {
-        "LICENSE", "third-party.txt", "llvm.txt", "zig.txt", "mingw-w64.txt",
+        "LICENSE", "third-party.txt", "llvm.txt", "zig.txt", "mingw-w64.txt", "python.txt",
     }  # fmt: skip
     assert not [name for name in names if not name.startswith("anytorch")], "nothing beside the package"
     assert wheel.stat().st_size + 4 * compiled < 15e6, "this has one level; the published one has five"
@@ -111,9 +113,9 @@ def test_forecast_and_generate(installed: Installed, tmp_path: Path) -> None:
     assert "decode" in json.loads(told.rpartition("USED ")[2].partition("\n")[0]), (
         "tokens by our C++, not by transformers"
     )
-    assert len(loaded) == 12 and all("site-packages/anytorch/native/built/linux-x86_64/" in one for one in loaded), (
-        loaded
-    )
+    assert len(loaded) == len(carried.LIBRARIES) and all(
+        "site-packages/anytorch/native/built/linux-x86_64/" in one for one in loaded
+    ), loaded
     assert installed.compiled() == []
 
 

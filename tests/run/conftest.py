@@ -32,8 +32,7 @@ def fresh_ledger() -> Iterator[Any]:
     """The notes of one test alone."""
     from anytorch.run.ledger import ledger
 
-    for entries in (ledger.redirected, ledger.ignored, ledger.refused):
-        entries.clear()
+    ledger.clear()
     yield ledger
 
 

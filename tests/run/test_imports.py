@@ -40,9 +40,23 @@ def test_flash_attention(cuda: Any, fresh_ledger: Any) -> None:
     with pytest.raises(CannotStandIn, match="alibi_slopes") as told:
         flash_attn_func(q, k, v, alibi_slopes=cuda.ones(4))
     assert __file__ in str(told.value)
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("flash_attn.layers.rotary")
+    with pytest.raises(ModuleNotFoundError, match="flash_attn_func and its like"):
+        import flash_attn.layers.rotary  # noqa: F401
+    with pytest.raises(ImportError, match="flash_attn_with_kvcache") as told:
+        from flash_attn import flash_attn_with_kvcache  # noqa: F401
+    assert f"{__file__}:" in str(told.value) and not hasattr(sys.modules["flash_attn"], "flash_attn_with_kvcache")
     assert "flash_attn, as scaled_dot_product_attention" in fresh_ledger.redirected
+
+
+def test_padding(cuda: Any) -> None:
+    from flash_attn.bert_padding import pad_input, unpad_input
+
+    states = cuda.arange(24.0, device="cuda").view(2, 4, 3)
+    mask = cuda.tensor([[1, 1, 0, 0], [1, 1, 1, 1]], device="cuda")
+    rows, indices, ends, longest, used = unpad_input(states, mask)
+    assert indices.tolist() == [0, 1, 4, 5, 6, 7] and ends.tolist() == [0, 2, 6] and longest == 4
+    assert used.tolist() == [2, 4] and ends.dtype == cuda.int32
+    assert cuda.equal(pad_input(rows, indices, 2, 4), states * mask[..., None])
 
 
 def test_xformers(cuda: Any) -> None:
@@ -75,6 +89,23 @@ def test_a_package_that_is_not_there(cuda: Any, fresh_ledger: Any) -> None:
     assert told.value.name == name and f"{__file__}:" in str(told.value) and "SciPy" in str(told.value)
     assert importlib.util.find_spec(name) is None, "whoever only asks gets the plain answer"
     assert list(fresh_ledger.refused) == ["import cupyx"]
+
+
+def test_packages_that_choose_kernels_see_the_real_device(
+    cuda: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bitsandbytes asks when it is imported, and looks for NVIDIA's functions in torch where the answer is yes."""
+    package = tmp_path / "bitsandbytes"
+    package.mkdir()
+    (package / "__init__.py").write_text("import torch\nfrom .ops import kind\nthere = torch.cuda.is_available()\n")
+    (package / "ops.py").write_text("def kind(x):\n    return x.device.type, x.is_cuda\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bitsandbytes"]:
+        monkeypatch.delitem(sys.modules, name)
+    found = importlib.import_module("bitsandbytes")
+    assert found.there is False and found.kind(cuda.ones(1, device="cuda"))[1] is False
+    for name in ("bitsandbytes", "bitsandbytes.ops"):
+        monkeypatch.delitem(sys.modules, name)
 
 
 def test_packages_that_are_there_are_left_alone(cuda: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

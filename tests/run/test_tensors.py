@@ -221,3 +221,40 @@ def test_scripted_functions(cuda: Any) -> None:
     with pytest.warns(Warning, match="script"):
         scripted = torch.jit.script(double)
     assert scripted(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_loaded_tensors_say_where_they_are(cuda: Any, tmp_path: Any) -> None:
+    path = tmp_path / "state.pt"
+    cuda.save({"a": cuda.ones(2, device="cuda"), "b": [cuda.zeros(1, device="cuda")]}, path)
+    for location in ("cpu", cuda.device("cpu"), {"cuda:0": "cpu"}, lambda storage, where: storage):
+        loaded = cuda.load(path, map_location=location)
+        assert not loaded["a"].is_cuda and loaded["b"][0].device.type == "cpu", location
+    for location in (None, "cuda", cuda.device("cuda:0"), lambda storage, where: storage.cuda(0)):
+        loaded = cuda.load(path, map_location=location)
+        assert loaded["a"].is_cuda and loaded["a"].tolist() == [1.0, 1.0], location
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_scripted_modules_from_files(cuda: Any, tmp_path: Any) -> None:
+    path = str(tmp_path / "module.pt")
+    module = cuda.nn.Linear(2, 2)
+    cuda.jit.save(cuda.jit.trace(module, cuda.ones(1, 2)), path)
+    loaded = cuda.jit.load(path, map_location="cuda")
+    x = cuda.ones(1, 2)
+    assert cuda.allclose(loaded(x.cuda()).cpu(), module(x), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*set_default_tensor_type")
+def test_the_default_device_and_its_contexts(cuda: Any) -> None:
+    cuda.set_default_device("cuda")
+    assert cuda.ones(2).is_cuda
+    with cuda.device("cpu"):
+        assert not cuda.ones(2).is_cuda
+    cuda.set_default_device("cpu")
+    assert not cuda.rand(2).is_cuda
+    with cuda.device("cuda"):
+        assert cuda.rand(2).is_cuda
+    cuda.set_default_tensor_type("torch.cuda.FloatTensor")
+    assert cuda.ones(1).is_cuda
+    cuda.set_default_tensor_type("torch.FloatTensor")
+    assert not cuda.ones(1).is_cuda

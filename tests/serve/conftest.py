@@ -88,7 +88,7 @@ class Gate:
 
 @contextmanager
 def serving(**options: Any) -> Iterator[Running]:
-    running = Running(ServeOptions(**{"port": 0, "forecast": False, "threads": 1, **options}))
+    running = Running(ServeOptions(**{"port": 0, "forecast": False, "text": False, "threads": 1, **options}))
     running.start()
     try:
         yield running.ready()

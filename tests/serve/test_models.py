@@ -138,11 +138,14 @@ def test_the_command_line_s_models(folder: Path) -> None:
     def ids(**options: Any) -> list[tuple[str, str]]:
         return [(one.job, one.id) for one in first_models(ServeOptions(**options))]
 
-    assert ids() == [("embeddings", "all-MiniLM-L6-v2"), ("forecast", "tiny")]
-    assert ids(forecast=False) == [("embeddings", "all-MiniLM-L6-v2")]
-    assert ids(models=(str(folder / "team" / "mini"),)) == [("embeddings", "mini"), ("forecast", "tiny")]
-    assert ids(models=("tiny",)) == [("forecast", "tiny")]
-    assert ids(models=("kronos-small",)) == [("forecast", "kronos-small")]
+    writer = ("text", "tiny-writer")
+    assert ids() == [("embeddings", "all-MiniLM-L6-v2"), ("forecast", "tiny"), writer]
+    assert ids(forecast=False, text=False) == [("embeddings", "all-MiniLM-L6-v2")]
+    assert ids(models=(str(folder / "team" / "mini"),)) == [("embeddings", "mini"), ("forecast", "tiny"), writer]
+    assert ids(models=("tiny",)) == [("forecast", "tiny"), writer]
+    assert ids(models=("kronos-small",)) == [("forecast", "kronos-small"), writer]
+    assert ids(models=("tiny-writer",), forecast=False) == [writer, ("embeddings", "all-MiniLM-L6-v2")]
+    assert [one.at_once for one in first_models(ServeOptions())] == [True, True, False], "the writer waits to be asked"
     assert ids(text_model=str(folder / "writer"), forecast=False) == [
         ("text", "writer"),
         ("embeddings", "all-MiniLM-L6-v2"),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import anytorch.webgpu  # noqa: F401  (registers the device)
-from anytorch.webgpu import matrix_attention, matrix_products
+from anytorch.webgpu import matrix_attention, matrix_convolution, matrix_products
 
 F = torch.nn.functional
 Case = tuple[Callable[..., torch.Tensor], list[torch.Tensor]]
@@ -35,7 +35,7 @@ def cases() -> dict[str, Case]:
         "ragged": (torch.mm, [numbers(50, 72), numbers(72, 104)]),
         "both transposed": (torch.mm, [numbers(72, 50).t(), numbers(104, 72).t()]),
         "one transposed": (torch.mm, [numbers(50, 72), numbers(104, 72).t()]),
-        "odd sizes are copied": (torch.mm, [numbers(33, 71), numbers(71, 45)]),
+        "odd sizes": (torch.mm, [numbers(33, 71), numbers(71, 45)]),
         "a view off the beat": (torch.mm, [padded[:, 3:75], numbers(72, 40)]),
         "split sums": (torch.mm, [numbers(32, 2048), numbers(2048, 32)]),
         "batches": (torch.bmm, [numbers(3, 40, 64), numbers(3, 64, 48)]),
@@ -49,6 +49,9 @@ def cases() -> dict[str, Case]:
         "causal attention": (causal, [numbers(1, 2, 40, 32) for _ in range(3)]),
         "masked attention": (attend, [*[numbers(1, 2, 40, 32) for _ in range(3)], masked()]),
         "added mask": (attend, [*[numbers(1, 2, 40, 32) for _ in range(3)], numbers(2, 40, 40)]),
+        "convolution": (F.conv2d, [numbers(2, 16, 11, 13), numbers(24, 16, 3, 3), numbers(24)]),
+        "strided convolution": (strided, [numbers(2, 32, 12, 12), numbers(48, 16, 3, 3)]),
+        "convolution of a line": (F.conv1d, [numbers(2, 16, 52), numbers(24, 16, 5), numbers(24)]),
         "gradients": (gradient, [numbers(40, 64), numbers(64, 48)]),
     }  # fmt: skip
 
@@ -66,6 +69,11 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
 
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def strided(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Padding, and two groups."""
+    return F.conv2d(x, weight, stride=2, padding=1, groups=2)
 
 
 def gelu(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -91,7 +99,12 @@ def main() -> None:
         used.append(f"attention {kernel.queries}x{kernel.keys}")
         return rendered(runtime, kernel)
 
+    def convolved(runtime: Any, gather: Any, tiling: Any, *more: Any) -> Any:
+        used.append(f"convolution {tiling.tile.name}")
+        return convolution_plan(runtime, gather, tiling, *more)
+
     matrix_products.plan = noted
+    convolution_plan, matrix_convolution.plan = matrix_convolution.plan, convolved
     rendered, matrix_attention.rendered = matrix_attention.rendered, attended
     found: dict[str, Any] = {"matrix cores": torch.webgpu.get_device_properties()["matrix_cores"]}
     for name, (function, inputs) in cases().items():

@@ -25,9 +25,9 @@ def test_steps_on_webgpu_are_those_of_the_cpu(dropout: float, torch: Any) -> Non
     from anytorch.forecast.model import PUBLISHED, Kronos, KronosTokenizer
     from anytorch.forecast.training.finetune import PREDICTOR_PLAN, PredictorObjective
     from anytorch.forecast.training.loop import Run
-    from anytorch.forecast.training.processes import World
     from anytorch.forecast.training.store import RunFolder
     from anytorch.forecast.training.windows import as_series, split_windows
+    from anytorch.train import World
 
     splits = split_windows(as_series(sample_market(1, 300, seed=4)), lookback=12, horizon=4)
     plan = replace(PREDICTOR_PLAN, lookback=12, horizon=4, batch_size=4, mixed_precision=False, learning_rate=1e-3)

@@ -130,6 +130,25 @@ def test_a_recorded_buffer_stays_its_own(webgpu: Any, launcher: Any) -> None:
     assert out[0].item() == 12.0 and other[0].item() == 6.0
 
 
+def test_an_error_of_the_queue_is_raised(webgpu: Any, launcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anytorch.gpu.native import GpuError
+    from anytorch.gpu.runtime import MOST_PENDING, open_runtime
+
+    runtime = open_runtime()
+    a = webgpu.ones(8, device="webgpu")
+    assert (a + a).tolist() == [2.0] * 8
+
+    def refuse() -> None:
+        raise GpuError("it was refused")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime, "submit", refuse)
+        with pytest.raises(GpuError, match="refused"):
+            for _ in range(2 * MOST_PENDING):
+                a + a
+    assert (a + a).tolist() == [2.0] * 8
+
+
 def test_it_can_be_switched_off() -> None:
     program = (
         "import torch, anytorch.webgpu\n"

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import pytest
 
 from anytorch.gpu import layer
-from anytorch.gpu.spirv import attention
+from anytorch.gpu.spirv import attention, convolution
 from anytorch.gpu.spirv.matmul import Product, Shape, Tile, render
 from anytorch.gpu.wgsl.attention_kernel import Attention
 
@@ -30,7 +30,7 @@ QUICK = (
     "whole tiles",
     "ragged",
     "both transposed",
-    "odd sizes are copied",
+    "odd sizes",
     "split sums",
     "batches",
     "bias",
@@ -204,6 +204,14 @@ def attentions() -> list[Attention]:
 def test_kernels_are_valid_spirv(unpacked: Path, tmp_path: Path) -> None:
     rendered = {str(kernel): render(kernel) for kernel in kernels()}
     rendered |= {str(kernel): attention.render(kernel, NVIDIA) for kernel in attentions()}
+    for whole, added in product((True, False), ("", "float16")):
+        gathered = convolution.Convolution(
+            *("float16", "float16", Tile(64, 64, 32, 2, 2), NVIDIA, added),
+            whole_rows=whole,
+            kernel=(3, 3),
+            stride=(2, 1),
+        )
+        rendered[str(gathered)] = convolution.render(gathered)
     path = tmp_path / "kernel.spv"
     for kernel, words in rendered.items():
         path.write_bytes(words)

@@ -292,6 +292,27 @@ def test_a_profile_names_and_times_every_launch(webgpu: Any) -> None:
     assert empty.launches == []
 
 
+def test_the_time_on_the_device(run_python: Any) -> None:
+    """Asked for before the device is opened, as `anytorch run --report` does; more passes than a query set has room for."""
+    run_python(
+        "import time, torch, anytorch.webgpu\n"
+        "from anytorch.gpu import meter\n"
+        "assert torch.webgpu.device_seconds() is None, 'nobody asked'\n"
+        "torch.webgpu.start_timing()\n"
+        "assert torch.webgpu.device_seconds() == 0.0\n"
+        "began = time.perf_counter()\n"
+        "x = torch.ones(64, 64, device='webgpu')\n"
+        "(x @ x).exp().sum().item()\n"
+        "first = torch.webgpu.device_seconds()\n"
+        "assert 0 < first < time.perf_counter() - began\n"
+        "meter.QUERIES = 8\n"  # as if a set were small
+        "for _ in range(2 * (meter.MOST_UNREAD + 4)):\n"
+        "    (x + 1).sum().item()\n"
+        "second = torch.webgpu.device_seconds()\n"
+        "assert first < second < time.perf_counter() - began\n"
+    )
+
+
 def test_an_interrupt_while_waiting_for_a_readback_is_raised_and_harmless(run_python: Any) -> None:
     """Ctrl-C may arrive inside the C callback that says a buffer is mapped: no hang, nothing lost, right answers after."""
     run_python(

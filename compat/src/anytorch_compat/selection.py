@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 from anytorch import settings
 from anytorch.devices.choose import resolve, usable_devices
@@ -72,11 +73,25 @@ def set_backend(backend: str | BackendType) -> BackendType:
     The choice holds for the whole process, threads started later included: programs set it once at the top, and a
     worker thread that quietly computed on another device would be worse than a global. `with anytorch.use(backend=...)`
     is the scoped form; it is stronger than this one, and holds for one thread or task.
+
+    New tensors go there, too: torch's default device in this thread is the back end's. Tensors that were made before
+    stay where they are.
     """
     text = str(backend).strip() or "auto"
     resolution = resolve(text)
     settings.override("backend", resolution.chosen.backend if resolution.fell_back else text)
+    _make_tensors_on(resolution.device)
     return BackendType(resolution.chosen.backend)
+
+
+def _make_tensors_on(device: Any) -> None:
+    """Make this torch's default device; for the CPU, which it is by itself, take away what an earlier call put there."""
+    import torch
+
+    if device.type != "cpu":
+        torch.set_default_device(device)
+    elif torch.get_default_device().type != "cpu":
+        torch.set_default_device(None)
 
 
 def get_backend() -> BackendType:

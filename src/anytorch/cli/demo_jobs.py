@@ -5,17 +5,12 @@ Each needs packages that may not be installed; what is missing is said, with the
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anytorch.cli.output import Output
 from anytorch.errors import AnytorchError, PackageMissing
-
-if TYPE_CHECKING:
-    import torch
 
 TEXTS = (
     "The kitten fell asleep on the warm windowsill.",
@@ -27,10 +22,7 @@ TEXTS = (
 )
 QUESTION = "the network does not fit on the GPU"
 ROWS, HORIZON, PATHS, SEED = 400, 6, 5, 1
-# What the small writer learns by heart, byte by byte, and how its sentence has to begin.
-LESSON = "Any machine can do it. " + " ".join(TEXTS) + " "
-BEGINNING = "Any machine"
-STEPS, BATCH, LENGTH = 150, 8, 64
+ASKED, WORDS = "What does textwrap.dedent do?", 40
 
 
 def show(output: Output) -> dict[str, Any]:
@@ -112,76 +104,13 @@ def forecast(output: Output) -> dict[str, Any]:
 
 
 def sentence(output: Output) -> dict[str, Any]:
-    """What a small Llama, which learned a few lines just now, writes after two words."""
+    """What the small language model that the package brings answers."""
     from anytorch.text.generate import TextGenerator
 
-    with tempfile.TemporaryDirectory(prefix="anytorch-demo-") as folder:
-        loss = train_writer(Path(folder))
-        with (
-            TextGenerator(folder, device="cpu") as generator,
-            generator.stream(BEGINNING, max_tokens=32, temperature=0.0, stop=".") as stream,
-        ):
-            text = BEGINNING + "".join(stream) + "."
-            how = generator.describe()["decoding"]
-    output.heading(
-        f"a sentence (a small Llama that learned {len(LESSON)} letters by heart just now; begins {BEGINNING!r})"
-    )
+    with TextGenerator(device="cpu") as generator:
+        message = {"role": "user", "content": ASKED}
+        text = generator.complete([message], max_tokens=WORDS, temperature=0.0).text.strip()
+        facts = generator.describe()
+    output.heading(f"a sentence ({facts['parameters'] / 1e6:.1f} million weights): {ASKED!r}")
     output.text(f"  {text}")
-    return {"begins": BEGINNING, "text": text, "loss": round(loss, 4), "decoding": how}
-
-
-def train_writer(folder: Path) -> float:
-    """Train a byte-level Llama on the lesson and save it as a checkpoint, tokenizer included. Returns the last loss."""
-    import torch
-    from safetensors.torch import save_file
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: number for number, letter in enumerate(["<begin>", "<end>", *letters])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    ids = torch.tensor(tokenizer.encode(LESSON * 2).ids)
-    shape: dict[str, Any] = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=len(vocabulary), max_position_embeddings=256, bos_token_id=0, eos_token_id=1, **shape
-        )
-        model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # it is too small for more, and on a busy machine they would wait for each other
-        try:
-            loss = learn(model, ids)
-        finally:
-            torch.set_num_threads(threads)
-    config.save_pretrained(folder)
-    save_file({name: weight.contiguous() for name, weight in model.state_dict().items()}, folder / "model.safetensors")
-    make: Any = PreTrainedTokenizerFast
-    whole = make(tokenizer_object=tokenizer, bos_token="<begin>", eos_token="<end>")
-    whole.save_pretrained(folder)
-    return loss
-
-
-def learn(model: torch.nn.Module, ids: torch.Tensor) -> float:
-    import torch
-
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    windows = ids.unfold(0, LENGTH, 1)
-    loss = torch.zeros(())
-    for step in range(STEPS):
-        # Every batch has one window from the beginning, which is what the sentence starts with.
-        places = torch.randint(0, len(windows), (BATCH,), generator=torch.Generator().manual_seed(step))
-        places[0] = 0
-        batch = windows[places]
-        loss = model(input_ids=batch, labels=batch).loss
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-    return float(loss.detach())
+    return {"asked": ASKED, "text": text, "decoding": facts["decoding"]}

@@ -152,6 +152,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "generate": Command(
         "continue a text or answer a message with a language model",
+        'anytorch generate "The with statement"    by the small model that comes with anytorch\n'
         'anytorch generate "Once upon a time" --model ./Qwen3-0.6B --max-tokens 100\n'
         'anytorch generate "Why is the sky blue?" --model ./Qwen3-0.6B --chat --temperature 0\n'
         "anytorch generate - --model ./Llama-3.1-8B --quantization int4 --device-budget 4GiB < prompt.txt",

@@ -5,6 +5,9 @@ A fine-tuned model's folder says both:
 FOLDER/config.json, model.safetensors   the published layout, and nothing but it
 FOLDER/tokenizer/                       the tokenizer it was trained on, in the same layout
 FOLDER/anytorch.json                    names that tokenizer, and the rows of a window; written last: never half true
+
+A published model's folder (`Kronos-small/`, downloaded as it is) says neither: its name and its configuration do, and the
+tokenizer is the folder of its published name beside it (`Kronos-Tokenizer-base/`), else the published one.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from anytorch.forecast.model.pretrained import (
     REPOSITORY,
     TINY,
     UNSAID_CONTEXT,
+    Checkpoint,
     check_name,
     kind_of,
     no_such,
@@ -131,7 +135,11 @@ def choose_checkpoint(
         if here:
             check_is_a_model(folder, name)
         told = read_trained_with(folder)
-        found = ChosenCheckpoint(name, "", UNSAID_CONTEXT if told is None else told.max_context)
+        pair = published_pair(folder) if here and told is None else None
+        if pair is not None:
+            found = ChosenCheckpoint(name, tokenizer_beside(folder, pair.tokenizer), pair.max_context)
+        else:
+            found = ChosenCheckpoint(name, "", UNSAID_CONTEXT if told is None else told.max_context)
     if tokenizer is not None:
         known = str(tokenizer)
     elif told is not None:
@@ -145,6 +153,29 @@ def choose_checkpoint(
     if known == TINY:
         known = str(tiny_folder("tokenizer"))
     return ChosenCheckpoint(found.model, known, found.max_context if max_context is None else max_context)
+
+
+def published_pair(folder: Path) -> Checkpoint | None:
+    """The published model that a folder holds: it has its name and its configuration; None for any other folder."""
+    pair = PUBLISHED.get(folder.resolve().name.lower())
+    if pair is None or not (folder / "config.json").is_file():
+        return None
+    try:
+        config = read_json(folder / "config.json")
+    except ModelError:
+        return None  # loading says what is wrong with it
+    return pair if all(config.get(name) == value for name, value in pair.config.items()) else None
+
+
+def tokenizer_beside(folder: Path, repository: str) -> str:
+    """The folder of a published tokenizer beside a model's, inside it as "tokenizer", or else its published name."""
+    wanted = repository.rpartition("/")[2].lower()
+    if (folder / TOKENIZER / "config.json").is_file():
+        return str(folder / TOKENIZER)
+    for other in sorted(folder.resolve().parent.iterdir()):
+        if other.name.lower() == wanted and (other / "config.json").is_file():
+            return str(other)
+    return repository
 
 
 def check_is_a_model(folder: Path, name: str) -> None:

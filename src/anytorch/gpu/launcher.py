@@ -18,7 +18,7 @@ from typing import Any
 
 from anytorch import logs, native, settings
 from anytorch.errors import NativeUnavailable
-from anytorch.gpu.native import ffi, lib
+from anytorch.gpu.native import BindingTooLarge, ffi, lib
 
 log = logs.logger(__name__)
 
@@ -30,8 +30,9 @@ PYTHON = (
     *("PyBytes_FromStringAndSize", "PyBytes_AsString", "PyBytes_Size", "PyCapsule_New", "PyCapsule_GetPointer"),
     *("PyObject_Call", "PyObject_CallFunctionObjArgs", "PyObject_CallNoArgs"),
     *("PyErr_Occurred", "PyErr_Clear", "PyErr_SetString", "PyErr_Fetch", "PyErr_Restore", "PyDict_Size"),
+    "PyErr_ExceptionMatches",
 )
-OBJECTS = (None, int, float, bool, tuple, list, TypeError)
+OBJECTS = (None, int, float, bool, tuple, list, TypeError, BindingTooLarge)
 WEBGPU = (
     lib.wgpuComputePassEncoderSetPipeline,
     lib.wgpuComputePassEncoderSetBindGroup,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -105,45 +106,56 @@ _why_not = "wgpu was in use before anytorch asked for its layer"
 def asked_for() -> Iterator[None]:
     """Within it the Vulkan loader finds our layer: for the call that makes wgpu's instance."""
     global _library, _why_not
-    with tempfile.TemporaryDirectory() if (path := _built()) is not None else _nothing() as folder:
-        if path is None or folder is None:
-            yield
-            return
-        manifest = {
-            "file_format_version": "1.2.0",
-            "layer": {
-                "name": NAME,
-                "type": "GLOBAL",
-                "library_path": str(path),
-                "api_version": "1.4.0",
-                "implementation_version": "1",
-                "description": "lets anytorch use matrix cores through WebGPU",
-            },
-        }
-        replace_file(Path(folder) / "anytorch.json", json.dumps(manifest).encode())
-        before = {name: os.environ.get(name) for name in ("VK_INSTANCE_LAYERS", "VK_ADD_LAYER_PATH", "VK_LAYER_PATH")}
-        try:
-            _add("VK_INSTANCE_LAYERS", NAME)
-            # VK_LAYER_PATH replaces the loader's own folders, VK_ADD_LAYER_PATH adds to them: unless it is set itself.
-            replaces = before["VK_LAYER_PATH"] is not None or not _adds_paths()
-            _add("VK_LAYER_PATH" if replaces else "VK_ADD_LAYER_PATH", folder)
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+    path = _built()
+    folder = _with_manifest(path) if path is not None else None
+    if path is None or folder is None:
+        log.info("matrix cores are not used: %s", _why_not)
+        yield
+        return
+    before = {name: os.environ.get(name) for name in ("VK_INSTANCE_LAYERS", "VK_ADD_LAYER_PATH", "VK_LAYER_PATH")}
+    try:
+        _add("VK_INSTANCE_LAYERS", NAME)
+        # VK_LAYER_PATH replaces the loader's own folders, VK_ADD_LAYER_PATH adds to them: unless it is set itself.
+        replaces = before["VK_LAYER_PATH"] is not None or not _adds_paths()
+        _add("VK_LAYER_PATH" if replaces else "VK_ADD_LAYER_PATH", folder)
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        shutil.rmtree(folder, ignore_errors=True)
+    try:
         library = ctypes.CDLL(str(path))  # the very one that the loader has opened
-        if library.layer_arm(0):
-            _library, _why_not = _typed(library), ""
-        else:
-            _why_not = "the Vulkan loader did not take our layer"
+    except OSError as exc:
+        _why_not = f"the Vulkan layer cannot be loaded: {exc}"
+        return
+    if library.layer_arm(0):
+        _library, _why_not = _typed(library), ""
+    else:
+        _why_not = "the Vulkan loader did not take our layer"
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield None
+def _with_manifest(path: Path) -> str | None:
+    """A new folder with the file that tells the Vulkan loader of the layer; None where none can be made."""
+    global _why_not
+    layer = {
+        "name": NAME,
+        "type": "GLOBAL",
+        "library_path": str(path),
+        "api_version": "1.4.0",
+        "implementation_version": "1",
+        "description": "lets anytorch use matrix cores through WebGPU",
+    }
+    try:
+        folder = tempfile.mkdtemp(prefix="anytorch-layer-")
+        document = {"file_format_version": "1.2.0", "layer": layer}
+        replace_file(Path(folder) / "anytorch.json", json.dumps(document).encode())
+    except OSError as exc:
+        _why_not = f"no temporary file can be written: {exc.strerror}"
+        return None
+    return folder
 
 
 def _built() -> Path | None:
@@ -158,7 +170,6 @@ def _built() -> Path | None:
             return native.build("vulkan-layer", [SOURCE], level="baseline")
         except (NativeUnavailable, OSError) as exc:
             _why_not = f"the Vulkan layer cannot be built: {str(exc).splitlines()[0]}"
-    log.info("matrix cores are not used: %s", _why_not)
     return None
 
 

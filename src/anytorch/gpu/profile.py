@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 from anytorch.counts import counted
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import DeviceUnavailable, UsageError
+from anytorch.gpu.meter import read_ticks
 from anytorch.gpu.native import STORAGE, lib, raising, wgpu
 from anytorch.gpu.runtime import Runtime
 from anytorch.measured.stopwatch import Run, Stopwatch, by_wall
@@ -77,20 +76,11 @@ class Profile:
         with runtime.lock:
             resolved = runtime.create_buffer(count * 8, STORAGE | int(wgpu.BufferUsage.QUERY_RESOLVE))
             runtime.resolve_queries(self._queries._internal, count, resolved._internal)
-            ticks = self._read(resolved, count)
+            ticks = read_ticks(runtime, resolved, count)
         period = float(lib.wgpuQueueGetTimestampPeriod(runtime.device.queue._internal)) * 1e-9
         self.launches = [
             Launch(name, max(0, ticks[2 * i + 1] - ticks[2 * i]) * period) for i, name in enumerate(self._names)
         ]
-
-    def _read(self, buffer: Any, count: int) -> Sequence[int]:
-        class Plain:  # as much of a `Buffer` as a read looks at
-            handle = buffer._internal
-            nbytes = count * 8
-
-        host = (ctypes.c_uint64 * count)()
-        self._runtime.read(Plain(), 0, ctypes.addressof(host), count * 8)  # type: ignore[arg-type]
-        return list(host)
 
     def table(self, rows: int = 20) -> str:
         """Kernels by the time they took together."""

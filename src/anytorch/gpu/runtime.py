@@ -18,6 +18,7 @@ from anytorch.gpu import launcher, layer
 from anytorch.gpu.adapters import Adapter, choose_adapter, list_adapters
 from anytorch.gpu.buffers import Buffer, Pool
 from anytorch.gpu.faults import Faults
+from anytorch.gpu.meter import TIMESTAMPS, Meter
 from anytorch.gpu.native import NULL, STORAGE, error_handler, ffi, lib, raising, translated, wgpu
 from anytorch.gpu.plans import plans
 from anytorch.gpu.programs import Program, Programs
@@ -102,6 +103,7 @@ class Runtime:
         # first after a wait comes soon, each later one, while the GPU is the faster, after twice as many.
         self._patience = self._look_at = LOOK_AFTER
         self.lost: DeviceError | None = None
+        self.meter: Meter | None = None  # is told of every compute pass
         self._recorder: Tape | None = None
         self._profiler: Profile | None = None
         self.launcher: launcher.Launcher | None = None
@@ -122,6 +124,7 @@ class Runtime:
         buffer = self.buffers[key]
         assert self.launcher is not None
         self.launcher.add(buffer, key, launcher.address(buffer.handle), buffer.nbytes)
+        self.launcher.pin(key, buffer.pins)
 
     @property
     def recorder(self) -> Tape | None:
@@ -290,9 +293,10 @@ class Runtime:
             self._encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, NULL)
 
     def _open_pass(self) -> None:
+        about = NULL if self.meter is None else self.meter.of_next_pass()
         self._open_encoder()
         with interrupts.held_back():  # an encoder whose open pass nobody knows can never be finished
-            self._pass = lib.wgpuCommandEncoderBeginComputePass(self._encoder, NULL)
+            self._pass = lib.wgpuCommandEncoderBeginComputePass(self._encoder, about)
             self._program = None
             if self.launcher is not None:
                 self.launcher.use_pass(launcher.address(self._pass))
@@ -418,6 +422,7 @@ class Runtime:
 _lock = threading.Lock()
 current: Runtime | None = None  # the open one; for code that every small op runs, which cannot afford `open_runtime`
 _forked_from: int | None = None
+_metered = False
 
 
 def open_runtime() -> Runtime:
@@ -435,8 +440,31 @@ def open_runtime() -> Runtime:
             adapter = choose_adapter(list_adapters(), settings.get("webgpu_adapter"))
             made = Runtime(adapter, settings.get("webgpu_memory"))
             made.use(launcher.load())
+            if _metered:
+                _begin_metering(made)
             current = made
     return current
+
+
+def meter_from_now_on() -> None:
+    """Add up the time that the GPU works (`device_seconds`), in the runtime that is open or the one opened later."""
+    global _metered
+    with _lock:
+        _metered = True
+        if current is not None and current.meter is None:
+            _begin_metering(current)
+
+
+def _begin_metering(runtime: Runtime) -> None:
+    if TIMESTAMPS in runtime.features:
+        runtime.meter = Meter(runtime)
+
+
+def device_seconds() -> float | None:
+    """How long the GPU worked since `meter_from_now_on`; None where nobody asked, or the adapter has no timestamps."""
+    if current is None:
+        return None if not _metered or forked() else 0.0
+    return None if current.meter is None else current.meter.seconds()
 
 
 def close_runtime() -> None:

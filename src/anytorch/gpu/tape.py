@@ -108,6 +108,17 @@ class Tape:
         with self._runtime.lock, self:
             yield self
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run what is inside without recording it."""
+        runtime = self._runtime
+        with runtime.lock:
+            runtime.recorder = None
+            try:
+                yield
+            finally:
+                runtime.recorder = self
+
     def note_launch(self, program: Any, buffers: Any, group: Any, immediates: bytes, x: int, y: int, z: int) -> None:
         """Called by the runtime for every launch while recording."""
         held = ffi.new("char[]", immediates)

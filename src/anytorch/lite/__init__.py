@@ -63,17 +63,21 @@ if TYPE_CHECKING:
     from anytorch.lite.optim import SGD as SGD
     from anytorch.lite.optim import Adam as Adam
     from anytorch.lite.optim import AdamW as AdamW
+    from anytorch.lite.optim import CustomAdam as CustomAdam
     from anytorch.lite.optim import Schedule as Schedule
     from anytorch.lite.optim import clip_grad_norm as clip_grad_norm
     from anytorch.lite.optim import clip_grad_value as clip_grad_value
     from anytorch.lite.optim import cosine_schedule as cosine_schedule
     from anytorch.lite.optim import exponential_schedule as exponential_schedule
     from anytorch.lite.optim import step_schedule as step_schedule
+    from anytorch.lite.profiler import profile as profile
+    from anytorch.lite.profiler import profiled as profiled
     from anytorch.lite.quantize import convert as convert
     from anytorch.lite.quantize import prepare as prepare
     from anytorch.lite.quantize import quantize_dynamic as quantize_dynamic
     from anytorch.lite.saving import load as load
     from anytorch.lite.saving import save as save
+    from anytorch.lite.tensors import AutogradTensor as AutogradTensor
     from anytorch.lite.tensors import CustomTensor as CustomTensor
 
 __getattr__, __dir__, __all__ = lazy_names(
@@ -90,10 +94,12 @@ __getattr__, __dir__, __all__ = lazy_names(
         ),
         "nn.module": "Module ModuleList Parameter Sequential",
         "optim": (
-            "Adam AdamW SGD Schedule clip_grad_norm clip_grad_value cosine_schedule exponential_schedule step_schedule"
+            "Adam AdamW CustomAdam SGD Schedule clip_grad_norm clip_grad_value cosine_schedule exponential_schedule "
+            "step_schedule"
         ),
+        "profiler": "profile profiled",
         "quantize": "convert prepare quantize_dynamic",
         "saving": "load save",
-        "tensors": "CustomTensor",
+        "tensors": "AutogradTensor CustomTensor",
     },
 )

@@ -412,6 +412,13 @@ class Result(CustomTensor):
 CustomTensor._result = Result
 
 
+class AutogradTensor(CustomTensor):
+    """Document 4's name: `AutogradTensor(data, requires_grad=True)`, then `backward()` on what is made from it."""
+
+    def __init__(self, data: Any, requires_grad: bool = False, device: CustomDevice | str | None = None) -> None:
+        super().__init__(data, device=device, requires_grad=requires_grad)
+
+
 def clone_of(x: CustomTensor) -> CustomTensor:
     out: CustomTensor = make(x, x.data.copy())
     return out

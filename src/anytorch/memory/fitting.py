@@ -21,6 +21,7 @@ from anytorch.memory.levels import Size, create_tiers, speeds_of
 from anytorch.memory.plan import DiskTooSmall, least_device_nbytes, make_plan
 from anytorch.memory.sizes import parse_nbytes, words
 from anytorch.memory.spill import Spill
+from anytorch.memory.spread import spread
 from anytorch.memory.types import Budgets, Speeds, Step, TierPlan, Tiers, WeightBlock
 from anytorch.memory.units import Found, find_units
 
@@ -32,7 +33,7 @@ def fit(
     model: Model,
     device: str | torch.device | None = "auto",
     *,
-    device_budget: Size | None = None,
+    device_budget: Size | Sequence[Size] | None = None,
     host_budget: Size | None = None,
     disk: str | Path | bool | None = None,
     disk_budget: Size | None = None,
@@ -45,6 +46,7 @@ def fit(
     verify: bool = True,
     rest_format: str | None = None,
     training: bool = False,
+    devices: Sequence[str | torch.device] | None = None,
 ) -> Model:
     """Make a model run on a device within memory budgets; returns the same object.
 
@@ -56,6 +58,9 @@ def fit(
     whose layers only call their children. `training` plans for forward and backward.
     `rest_format` ("int8", "int4", "fp4", …: the names of `anytorch.quant`) lets the linear layers of blocks that are not
     resident rest in fewer bits, which is lossy. The model is left as it was if anything fails.
+
+    `devices` names several cards instead: the blocks are spread over them in the order of a pass, each card's within its
+    own `device_budget` (one for all, or a list), `reserve` kept free on each. Nothing streams then.
 
     Raises BudgetTooSmall, which names the smallest budget that works.
 
@@ -72,6 +77,11 @@ def fit(
         )
     if HANDLE in model.__dict__:
         raise UsageError("this model is already fitted", hint="anytorch.memory.unfit(model) first")
+    if devices is not None:
+        _spread(model, devices, device_budget, blocks, reserve)
+        return model
+    if isinstance(device_budget, Sequence) and not isinstance(device_budget, str):
+        raise UsageError("several budgets are for several cards", hint="name them with devices=[…]")
     tiers = create_tiers(
         device,
         device_budget=device_budget,
@@ -87,8 +97,24 @@ def fit(
     return model
 
 
+def _spread(
+    model: nn.Module,
+    devices: Sequence[str | torch.device],
+    budgets: Size | Sequence[Size] | None,
+    blocks: Sequence[str] | str | None,
+    reserve: Size,
+) -> None:
+    if blocks == LEAVES:
+        raise UsageError('blocks="leaves" is for streaming; name modules, or leave it out')
+    names = (blocks,) if isinstance(blocks, str) else blocks
+    spread(model, devices, budgets, blocks=names, reserve=parse_nbytes(reserve, "reserve"), handle=HANDLE)
+
+
 def fitted(model: nn.Module) -> Fitted:
-    """The handle of a fitted model: its plan, ledger, statistics, `save`, `unfit`. Raises UsageError if it is not fitted."""
+    """The handle of a fitted model: its plan, ledger, statistics, `save`, `unfit`. Raises UsageError if it is not fitted.
+
+    Of a model over several cards it is a `memory.spread.Spread`, which has `plan`, `explain` and `unfit` alone.
+    """
     handle: Fitted | None = model.__dict__.get(HANDLE)
     if handle is None:
         raise UsageError("this model is not fitted", hint="anytorch.memory.fit(model, …) first")

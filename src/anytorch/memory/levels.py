@@ -35,6 +35,7 @@ LARGE = 64 * MIB  # bytes of a file that says something about its disk
 DEVICE_SHARE, HOST_SHARE, DISK_SHARE = 0.85, 0.7, 0.9
 DISK_NBYTES = LINK_NBYTES = 128 * MIB  # that are moved to measure a speed
 REPEATS = 3
+COPIES = 4  # inside a device for one measurement: a single one is short beside the wait for it
 CLEARLY = 1.2
 CACHE = "tiers"
 
@@ -48,12 +49,14 @@ def create_tiers(
     disk_budget: Size | None = None,
     speeds: Speeds | None = None,
     measure: bool = True,
+    device_bandwidth: bool = False,
 ) -> Tiers:
     """Return the levels of memory from a device down, with budgets and speeds.
 
     Budgets that are not given come from what is free now (of the control group, where there is one). `disk` is a folder,
     None for one in the cache folder, False for no disk level. A device that computes in the host's RAM has two levels, RAM
     and disk, unless both budgets are given. `speeds` replaces the measurement; `measure=False` leaves speeds unknown.
+    `device_bandwidth`: measure how fast the device reads and writes its own memory, too; no plan needs it.
     """
     chosen = device if device is not None and not isinstance(device, str) else resolve(device).device
     backend, index = require(chosen)
@@ -63,7 +66,8 @@ def create_tiers(
     levels: list[Level] = []
     given = host_budget if shared and device_budget is None else device_budget
     capacity, source = _budget(given, "device_budget", memory(chosen).free, DEVICE_SHARE)
-    levels.append(Level(0, "device", str(chosen), capacity, source=source))
+    own = device_speed(chosen) if device_bandwidth else None
+    levels.append(Level(0, "device", str(chosen), capacity, own, source=source))
     if not shared:
         capacity, source = _budget(host_budget, "host_budget", memory("cpu").free, HOST_SHARE)
         rate = speeds.host_gb_per_s if speeds else link_speed(chosen) if measure else None
@@ -116,6 +120,12 @@ def link_speed(device: torch.device, *, refresh: bool = False) -> float:
     """GB/s from (pinned) host memory to a device, by copies on the copy stream; a memcpy's rate for the CPU itself."""
     key = f"link {device} {device_name(device)} torch {torch.__version__}"
     return _cached(key, refresh, lambda: [_link(device)])[0]
+
+
+def device_speed(device: torch.device, *, refresh: bool = False) -> float:
+    """GB/s at which a device reads and writes its own memory: a copy inside it, bytes read and bytes written counted."""
+    key = f"memory {device} {device_name(device)} torch {torch.__version__}"
+    return _cached(key, refresh, lambda: [_device(device)])[0]
 
 
 @dataclass(frozen=True)
@@ -211,6 +221,22 @@ def _link(device: torch.device) -> float:
         if not copies.asynchronous and device.type != "cpu":
             target[:1].cpu()  # waits for the copy on a device without streams
         return LINK_NBYTES / (time.perf_counter() - begin) / 1e9
+
+    once()
+    return statistics.median(once() for _ in range(REPEATS))
+
+
+def _device(device: torch.device) -> float:
+    source = torch.ones(LINK_NBYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+
+    def once() -> float:
+        begin = time.perf_counter()
+        for _ in range(COPIES):
+            target.copy_(source)
+        if device.type != "cpu":
+            target[:1].cpu()  # waits for the copies, on every device
+        return 2 * COPIES * LINK_NBYTES / (time.perf_counter() - begin) / 1e9
 
     once()
     return statistics.median(once() for _ in range(REPEATS))

@@ -472,7 +472,7 @@ class TensorStack(TensorStore):
 
 def default_levels() -> list[dict[str, Any]]:
     """The levels of the best device here, from what is free, with measured speeds."""
-    tiers = create_tiers(resolve(None).device)
+    tiers = create_tiers(resolve(None).device, device_bandwidth=True)
     return [
         {
             "capacity_mb": level.capacity / MIB,

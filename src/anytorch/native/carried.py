@@ -60,6 +60,7 @@ LIBRARIES = (
     Fixed("launcher", ("gpu/code/launcher/launcher.cpp",), levels=("baseline",)),
     Fixed("vulkan-layer", ("gpu/code/vulkan_layer.cpp",), levels=("baseline",)),
     Fixed("crc32", ("native/code/crc32.cpp",), levels=("baseline",)),
+    Fixed("processor", ("native/code/processor.cpp",), levels=("baseline",)),
     Fixed("graph-pool", ("graph/emit/code/pool.cpp",), levels=("baseline",)),
 )
 

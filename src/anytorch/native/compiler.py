@@ -42,6 +42,14 @@ ZIG = "ziglang"  # the package of the extra `compiler`: clang, with the headers 
 ZIG_BASELINE = "-mcpu=baseline"  # else it would use all that this processor has, whatever level is asked for
 
 
+_ARM_MARCH = "-march=armv8.2-a"
+
+
+def zig_flags(flags: Sequence[str]) -> list[str]:
+    """A level's flags as zig takes them: it knows processors by -mcpu alone, where others take -march."""
+    return [ZIG_BASELINE + flag[len(_ARM_MARCH) :] if flag.startswith(_ARM_MARCH) else flag for flag in flags]
+
+
 @dataclass(frozen=True)
 class Compiler:
     command: tuple[str, ...]  # the program, and arguments that came with its name ("ccache g++")
@@ -106,14 +114,27 @@ def only_builder(lock: Path) -> Iterator[None]:
         yield  # closing the file frees the lock; the file stays, because removing it would let two holders in
 
 
+def _spelled(compiler: Compiler, flags: Sequence[str]) -> list[str]:
+    """The flags as this compiler takes them."""
+    if compiler.is_zig:
+        return zig_flags(flags)
+    # GCC for Windows aligns the stack to 16 bytes and stores wider vectors there as if it were aligned to their size (its
+    # bug 54412): the assembler is told to take the instructions that do not mind.
+    wide = sys.platform == "win32" and any(flag.startswith("-mavx") for flag in flags)
+    is_gcc = "clang" not in Path(compiler.command[0]).stem
+    return [*flags, *(["-Wa,-muse-unaligned-vector-move"] if wide and is_gcc else [])]
+
+
 def compile_header(compiler: Compiler, header: Path, flags: Sequence[str], target: Path) -> None:
     """Precompile a header for sources that are compiled with the same flags. Raises CompilerFailed."""
+    flags = _spelled(compiler, flags)
     command = [*compiler.command, *FLAGS, *flags, f"-I{SHARED}", "-x", "c++-header", str(header), "-o", str(target)]
     _run_all([command], _environment(compiler))
 
 
 def compile_library(compiler: Compiler, sources: Sequence[Path], flags: Sequence[str], target: Path) -> None:
     """Compile the sources side by side and link them to the shared library `target`. Raises CompilerFailed."""
+    flags = _spelled(compiler, flags)
     objects = [target.parent / f"{number}-{source.stem}.o" for number, source in enumerate(sources)]
     commands = [
         [*compiler.command, *FLAGS, *flags, f"-I{SHARED}", "-c", str(source), "-o", str(one)]

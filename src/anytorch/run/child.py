@@ -28,30 +28,70 @@ def begin(environment: MutableMapping[str, str] = os.environ) -> None:
     device = environment.get(DEVICE)
     if not device or "torch" in sys.modules:
         return
-    started, pid, main = time.monotonic(), os.getpid(), is_main(environment.get(MAIN, ""))
     form, folder = environment.get(REPORT, ""), environment.get(FOLDER, "")
-    begun: list[stand_in] = []
+    telling = Telling(form, folder, main=is_main(environment.get(MAIN, ""))) if form and folder else None
 
     def ready() -> None:
         from anytorch.run.stand_in import chosen_before, stand_in
 
-        begun.append(stand_in(chosen_before(device)).start())
+        standing = stand_in(chosen_before(device)).start()
+        if telling is not None:
+            telling.begin(standing)
 
-    def end() -> None:
-        if os.getpid() != pid or not (main or begun):  # a forked child has its parent's list of what to do at the end
+    sys.meta_path.insert(0, Waiting(ready))
+
+
+class Telling:
+    """Tells at the end of this process what the stand-in did: itself if it is the program's own, else by a file."""
+
+    def __init__(self, form: str, folder: str, *, main: bool) -> None:
+        self._form, self._folder, self._main = form, folder, main
+        self._started = time.monotonic()
+        self._standing: stand_in | None = None
+        self._told = False
+        atexit.register(self.end)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    def begin(self, standing: stand_in) -> None:
+        """The stand-in holds from now on. (torch has imported multiprocessing by now.)"""
+        from multiprocessing import util
+
+        self._standing = standing
+        if standing.place is not None:
+            standing.place.start_timing()
+        # Children of multiprocessing leave by os._exit, which runs its own list of what is to be done at the end.
+        util.register_after_fork(self, Telling._at_the_end_of_a_child)
+        self._at_the_end_of_a_child()
+
+    def _at_the_end_of_a_child(self) -> None:
+        from multiprocessing import util
+        from multiprocessing.process import parent_process
+
+        if parent_process() is not None:
+            util.Finalize(None, self.end, exitpriority=-1000)
+
+    def _forked(self) -> None:
+        """In a forked child (a DataLoader's worker): what its parent did is not its own."""
+        self._main, self._told, self._started = False, False, time.monotonic()
+        if self._standing is not None:
+            from anytorch.run.ledger import ledger
+
+            ledger.clear()
+
+    def end(self) -> None:
+        """Tell, once."""
+        if self._told or not (self._main or self._standing):
             return
+        self._told = True
         from pathlib import Path
 
         from anytorch.run import report
 
-        if main:
-            report.tell(begun[0] if begun else None, Path(folder), form, started)
-        else:
-            report.leave(begun[0], Path(folder), started)
-
-    if form and folder:
-        atexit.register(end)
-    sys.meta_path.insert(0, Waiting(ready))
+        if self._main:
+            report.tell(self._standing, Path(self._folder), self._form, self._started)
+        elif self._standing is not None:
+            report.leave(self._standing, Path(self._folder), self._started)
 
 
 def is_main(told: str) -> bool:

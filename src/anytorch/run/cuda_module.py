@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from anytorch.run.ledger import Ledger
+from anytorch.run.ledger import CHOOSES_KERNELS, Ledger
 from anytorch.run.patches import Patches
 from anytorch.run.place import Place
 from anytorch.run.refusals import refusing
@@ -54,8 +54,16 @@ REFUSED = [
     "_compile_kernel",
 ]
 
-# torch's compilers look for NVIDIA's functions in torch itself where they are told that CUDA is there.
-COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.utils._triton", "torch._higher_order_ops")
+# These look for NVIDIA's functions, in torch itself or in libraries, where they are told that CUDA is there.
+TOLD_THE_TRUTH = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch._functorch",
+    "torch.utils._triton",
+    "torch._higher_order_ops",
+    *(f"{name}." for name in sorted(CHOOSES_KERNELS)),
+)
+FOLDING = "torch._dynamo.variables.torch"  # the tracer, on behalf of the program whose question it answers
 
 
 def install(patches: Patches, place: Place, ledger: Ledger) -> None:
@@ -95,7 +103,8 @@ def _devices(place: Place, ledger: Ledger) -> dict[str, Any]:
     plain_available = torch.cuda.is_available
 
     def is_available() -> bool:
-        if sys._getframe(1).f_globals.get("__name__", "").startswith(COMPILERS):
+        name = sys._getframe(1).f_globals.get("__name__", "")
+        if (name.startswith(TOLD_THE_TRUTH) and name != FOLDING) or name in CHOOSES_KERNELS:
             return plain_available()
         ledger.redirect("torch.cuda.is_available()")
         return place.count() > 0
@@ -356,3 +365,11 @@ def _install_tools(patches: Patches, ledger: Ledger) -> None:
     patches.set(profiler, "start", _ignoring("torch.cuda.profiler.start", ledger))
     patches.set(profiler, "stop", _ignoring("torch.cuda.profiler.stop", ledger))
     patches.set(profiler, "profile", marked)
+    emitting: Any = torch.autograd.profiler.emit_nvtx
+
+    def enter(self: Any) -> Any:
+        ledger.ignore("emit_nvtx()")
+        return self
+
+    patches.set(emitting, "__enter__", enter)
+    patches.set(emitting, "__exit__", lambda self, *about: None)

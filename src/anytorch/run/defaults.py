@@ -29,10 +29,11 @@ def _install_device(patches: Patches, place: Place, ledger: Ledger, marks: Marks
         real = None if device is None else place.of(device)
         marks.by_default = real is not None
         if real is None:
-            plain_set(device)
+            on_host = place.host and str(device).startswith(HOST)
+            plain_set(None if on_host else device)  # a default other than none costs every call of torch's functions
             return
         ledger.redirect('torch.set_default_device("cuda")')
-        plain_set(None if place.host else real)  # a default other than none costs every call of torch's functions
+        plain_set(None if place.host else real)
 
     def get_default_device() -> Any:
         device = plain_get()
@@ -44,6 +45,7 @@ def _install_device(patches: Patches, place: Place, ledger: Ledger, marks: Marks
 
     def enter(self: Any, device: Any) -> None:
         real = place.of(device)
+        self.means_cuda = real is not None  # the CPU stands in for it, perhaps, and its tensors must say so
         plain_init(self, device if real is None else real)
 
     patches.set(torch, "set_default_device", set_default_device)

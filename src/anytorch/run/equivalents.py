@@ -6,15 +6,16 @@ they do (ALiBi slopes, soft caps, returned probabilities) is refused with a mess
 
 from __future__ import annotations
 
+import dis
 import sys
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from anytorch.run.ledger import ledger
-from anytorch.run.refusals import refuse
+from anytorch.run.refusals import missing_name, refuse
 
 NAMES = ("flash_attn", "xformers")
 EVERYWHERE = (-1, -1)  # a window of attention without an edge
@@ -105,6 +106,31 @@ def flash_attn_varlen_func(
     return torch.cat(parts)
 
 
+def index_first_axis(rows: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """The rows of those numbers."""
+    return rows.index_select(0, indices)
+
+
+def unpad_input(
+    hidden_states: torch.Tensor, attention_mask: torch.Tensor, unused_mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, torch.Tensor]:
+    """The tokens that a (batch, sequence) mask keeps, end to end; their numbers, the sequences' ends, the longest one, and
+    how many tokens of each sequence are used."""
+    kept = attention_mask if unused_mask is None else attention_mask + unused_mask
+    lengths = kept.sum(-1, dtype=torch.int32)
+    indices = kept.flatten().nonzero().flatten()
+    ends = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    rows = index_first_axis(hidden_states.flatten(0, 1), indices)
+    return rows, indices, ends, int(lengths.max()), attention_mask.sum(-1, dtype=torch.int32)
+
+
+def pad_input(hidden_states: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
+    """The tokens of `unpad_input` in their places again, with zeros between them."""
+    places = hidden_states.new_zeros(batch * seqlen, *hidden_states.shape[1:])
+    filled: torch.Tensor = places.index_copy(0, indices, hidden_states)
+    return filled.view(batch, seqlen, *hidden_states.shape[1:])
+
+
 class LowerTriangularMask:
     """xformers' causal mask: a query sees its own place and what is before it."""
 
@@ -147,12 +173,18 @@ FLASH = {
     function.__name__: function
     for function in (flash_attn_func, flash_attn_qkvpacked_func, flash_attn_kvpacked_func, flash_attn_varlen_func)
 }
-XFORMERS = {"memory_efficient_attention": memory_efficient_attention, "LowerTriangularMask": LowerTriangularMask}
+PADDING = {function.__name__: function for function in (index_first_axis, unpad_input, pad_input)}
+XFORMERS = {
+    "memory_efficient_attention": memory_efficient_attention,
+    "LowerTriangularMask": LowerTriangularMask,
+    "unbind": torch.unbind,
+}
 VERSION = "0.0.0+anytorch"  # no release: whoever asks for a certain one is told that this is none
 # Module → its contents. A package has submodules here, and nothing else below it can be imported.
 MODULES: dict[str, dict[str, Any]] = {
     "flash_attn": {"__version__": VERSION, **FLASH},
     "flash_attn.flash_attn_interface": FLASH,
+    "flash_attn.bert_padding": PADDING,
     "xformers": {"__version__": VERSION, "_has_cpp_library": False},
     "xformers.ops": XFORMERS,
     "xformers.ops.fmha": XFORMERS,
@@ -160,9 +192,21 @@ MODULES: dict[str, dict[str, Any]] = {
 }
 
 
+def asked_by_import(frame: FrameType) -> bool:
+    """True if the frame is at `from module import name`, which turns an AttributeError into a message of its own."""
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM"
+
+
 def fill(module: ModuleType) -> None:
     """Give a new module of one of these names its contents."""
     vars(module).update(MODULES[module.__name__])
+
+    def lacking(name: str) -> Any:
+        if not name.startswith("__") and asked_by_import(sys._getframe(1)):
+            raise missing_name(module.__name__, name)
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+    vars(module)["__getattr__"] = lacking
     parent, _, name = module.__name__.rpartition(".")
     if parent:
         setattr(sys.modules[parent], name, module)

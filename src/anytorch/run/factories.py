@@ -97,7 +97,13 @@ def _wrap(plain: Any, label: str, place: Place, ledger: Ledger, marks: Marks, *,
             ledger.ignore("pin_memory=True")
             kwargs["pin_memory"] = False
             return marks.pinned.add(plain(*args, **kwargs))
-        elif host and fresh and not compiling() and not marks.by_default and not modes() and program_asks(2):
+        elif (
+            host
+            and fresh
+            and not compiling()
+            and program_asks(2)
+            and not (marks.default_is_cuda() if modes() else marks.by_default)
+        ):
             made = plain(*args, **kwargs)
             return marks.on_host.add(made) if type(made) is torch.Tensor else made
         return plain(*args, **kwargs)
@@ -141,8 +147,10 @@ def _install_kernels(patches: Patches, place: Place, ledger: Ledger) -> None:
     allow: dict[str, Any] = {}
     if "allow_override" in inspect.signature(library.impl).parameters:
         allow["allow_override"] = True  # a build with CUDA has its own, for cards that are not used here
-    library.impl("empty.memory_format", empty_here, NAME.upper(), **allow)
-    library.impl("empty_strided", strided_here, NAME.upper(), **allow)
+    with warnings.catch_warnings():  # it says that there was another, which is meant
+        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
+        library.impl("empty.memory_format", empty_here, NAME.upper(), **allow)
+        library.impl("empty_strided", strided_here, NAME.upper(), **allow)
 
 
 def _install_classes(patches: Patches, place: Place, ledger: Ledger) -> None:

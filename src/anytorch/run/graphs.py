@@ -1,11 +1,13 @@
 """CUDA graphs: the device's own recordings where it has them; elsewhere the operations, noted once and run again.
 
-As with CUDA, what a graph writes to tensors that were there before is undone at the end of the capture: the first replay
-is the first time it counts. (A device's own recording runs while it records, and is left at that.)
+Both run the work while they capture it. As with CUDA, what a graph writes to tensors that were there before is undone at the
+end of the capture: the first replay is the first time it counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -20,14 +22,17 @@ from anytorch.run.place import Place
 Operation = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
 
 
-class Noting(TorchDispatchMode):
-    """Runs every operation and notes it with its arguments and results."""
+class Keeping(TorchDispatchMode):
+    """Runs every operation, and keeps the first contents of what was there before and is written to.
 
-    def __init__(self) -> None:
+    `quietly` is entered while they are copied: a recording must not record that.
+    """
+
+    def __init__(self, quietly: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         super().__init__()
-        self.operations: list[Operation] = []
-        self._made: set[int] = set()  # storages that the noted operations made
-        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # first contents of what they wrote to
+        self._quietly = quietly
+        self._made: set[int] = set()  # storages that the operations made
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -38,18 +43,26 @@ class Noting(TorchDispatchMode):
             if argument.name in kwargs:
                 self._keep(argument, kwargs[argument.name])
         result = func(*args, **kwargs)
-        self.operations.append((func, args, kwargs, result))
+        self.note(func, args, kwargs, result)
         if all(returned.alias_info is None for returned in schema.returns):
             self._made.update(_storage(tensor) for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor))
         return result
+
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Called after each operation."""
 
     def _keep(self, argument: Any, value: Any) -> None:
         """Keep the contents of a tensor from before the capture that is about to be written."""
         if argument.alias_info is None or not argument.alias_info.is_write:
             return
         for tensor in tree_leaves(value):
-            if isinstance(tensor, torch.Tensor) and _storage(tensor) not in self._made:
-                self._before.setdefault(id(tensor), (tensor, tensor.detach().clone()))
+            if (
+                isinstance(tensor, torch.Tensor)
+                and id(tensor) not in self._before
+                and _storage(tensor) not in self._made
+            ):
+                with self._quietly():
+                    self._before[id(tensor)] = tensor, tensor.detach().clone()
 
     def restore(self) -> None:
         """Give what was there before the capture its first contents back."""
@@ -57,6 +70,17 @@ class Noting(TorchDispatchMode):
             for tensor, contents in reversed(self._before.values()):
                 tensor.detach().copy_(contents)
         self._before.clear()
+
+
+class Noting(Keeping):
+    """Notes every operation with its arguments and results, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        self.operations.append((func, args, kwargs, result))
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -85,7 +109,7 @@ class CUDAGraph:
     _ledger: Ledger
 
     def __init__(self, keep_graph: bool = False) -> None:
-        self._noting: Any = None
+        self._keeping: Any = None
         self._operations: list[Operation] = []
         self._recording: Any = None
         self._random: Any = None
@@ -93,25 +117,26 @@ class CUDAGraph:
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         self._ledger.redirect("torch.cuda.CUDAGraph")
         _capturing.append(self)
+        self._random = torch.cuda.get_rng_state()
         if self._place.has("Graph"):
             self._recording = self._place.module.Graph()
             self._recording.__enter__()
-            return
-        self._random = torch.get_rng_state()
-        self._noting = Noting()
-        self._noting.__enter__()
+            self._keeping = Keeping(self._recording.paused)
+        else:
+            self._keeping = Noting()
+        self._keeping.__enter__()
 
     def capture_end(self, *about: Any) -> None:
         _capturing.remove(self)
         about = about or (None, None, None)
+        keeping, self._keeping = self._keeping, None
+        keeping.__exit__(*about)
         if self._recording is not None:
             self._recording.__exit__(*about)
-            return
-        noting, self._noting = self._noting, None
-        noting.__exit__(*about)
-        noting.restore()
-        torch.set_rng_state(self._random)
-        self._operations = noting.operations
+        else:
+            self._operations = keeping.operations
+        keeping.restore()
+        torch.cuda.set_rng_state(self._random)
 
     def replay(self) -> None:
         if self._recording is not None:

@@ -47,7 +47,12 @@ class Finder(MetaPathFinder):
             return spec_from_loader(name, Giving(self._fill), is_package=inner)
         if name in self._later:
             return changed_after_loading(found_elsewhere(self, name, path), self._later[name])
-        if "." not in name and name in self._watched and _imported() and found_elsewhere(self, name) is None:
+        top = name.partition(".")[0]
+        if top in self._given:  # a module of such a package that is none of ours
+            if _imported():
+                raise self._refused(name)
+            return None
+        if name == top and name in self._watched and _imported() and found_elsewhere(self, name) is None:
             raise self._refused(name)
         return None
 

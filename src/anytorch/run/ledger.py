@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
+# Packages with kernels for several devices, which choose by the device they see: they see the real one.
+CHOOSES_KERNELS = frozenset({"bitsandbytes", "torchao", "triton", "deepspeed"})
 # Frames of these packages are never "the program": torch's own code works with the real device, and so does ours.
-INSIDE = ("torch.", "anytorch.", "importlib.", "runpy")
-NAMES_INSIDE = frozenset({"torch", "anytorch", "contextlib", "functools"})
+INSIDE = ("torch.", "anytorch.", "importlib.", "runpy", *(f"{name}." for name in sorted(CHOOSES_KERNELS)))
+NAMES_INSIDE = frozenset({"torch", "anytorch", "contextlib", "functools"}) | CHOOSES_KERNELS
 
 
 @dataclass
@@ -25,6 +27,10 @@ class Ledger:
     redirected: dict[str, Entry] = field(default_factory=dict)
     ignored: dict[str, Entry] = field(default_factory=dict)
     refused: dict[str, Entry] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        for entries in (self.redirected, self.ignored, self.refused):
+            entries.clear()
 
     def redirect(self, what: str) -> None:
         entry = self.redirected.get(what)

@@ -43,6 +43,7 @@ class Place:
         self.shown = [Device(NAME, place) for place in range(len(self.indices))]
         self.shown_of = {real: self.shown[place] for place, real in enumerate(self.reals)}
         self._peak_read: int | None = None  # since a reset, where the back end cannot reset its own
+        self._highest = 0  # of the peaks that the program has reset
         self._host_memory: tuple[float, MemoryUse] | None = None
         self._known: dict[Any, torch.device | None] = {}  # answers of `of`
 
@@ -142,8 +143,13 @@ class Place:
         self._peak_read = max(self._peak_read, self.allocated(index))
         return self._peak_read
 
+    def highest(self, index: int) -> int:
+        """The peak since the start, whatever the program has reset."""
+        return max(self._highest, self.peak(index))
+
     def reset_peak(self, index: int) -> None:
         """Start a new peak: the back end's own, or the most that is read from now on where it keeps only one."""
+        self._highest = self.highest(index)
         reset = getattr(self.module, "reset_peak_memory_stats", None)
         if callable(reset):
             reset(self.indices[index])
@@ -152,6 +158,20 @@ class Place:
 
     def synchronize(self, index: int | None = None) -> None:
         self.backend.synchronize(self.indices[self.current if index is None else index])
+
+    def start_timing(self) -> None:
+        """Add up the device's working time from now on, where it has a clock for that."""
+        if self.has("start_timing"):
+            self.module.start_timing()
+
+    def device_seconds(self) -> float | None:
+        """How long the device worked: all threads of the CPU, or by the device's own clock; None where it has none."""
+        if self.host:
+            return time.process_time()
+        if not self.has("device_seconds"):
+            return None
+        seconds: float | None = self.module.device_seconds()
+        return seconds
 
     def has(self, name: str) -> bool:
         """Does the device's own module have a function or class of that name?"""

@@ -21,6 +21,8 @@ PACKAGES = {
     "apex": "use torch.amp, torch.optim and torch.nn.LayerNorm, which have what apex was for",
     "transformer_engine": "use torch.nn modules",
     "bitsandbytes": "use anytorch.quant, which packs weights for every device",
+    "flash_attn": "call flash_attn_func and its like, which the stand-in computes with scaled_dot_product_attention",
+    "xformers": "call xformers.ops.memory_efficient_attention, which the stand-in has, or torch's own functions",
     "flash_attn_2_cuda": "call flash_attn's functions, which the stand-in computes with scaled_dot_product_attention",
     "flash_attn_3": "call torch.nn.functional.scaled_dot_product_attention",
     "causal_conv1d": "use the model's plain torch path",
@@ -53,6 +55,17 @@ def missing_package(name: str) -> ModuleNotFoundError:
         f"{at}No module named {name!r}; it computes on CUDA alone, and another device stands in for it here. "
         f"Instead: {PACKAGES[top]}.",
         name=name,
+    )
+
+
+def missing_name(module: str, name: str) -> ImportError:
+    """The error for `from flash_attn import name`, where torch has no equivalent of that name."""
+    line = ledger.refuse(f"from {module} import {name}")
+    at = f"{line}: " if line else ""
+    return ImportError(
+        f"{at}cannot import name {name!r} from {module!r}; it computes on CUDA alone, and another device stands in for it "
+        f"here. Instead: {PACKAGES[module.partition('.')[0]]}.",
+        name=module,
     )
 
 

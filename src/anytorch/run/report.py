@@ -15,20 +15,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytorch.counts import counted
+from anytorch.errors import DeviceError
 from anytorch.run.ledger import Entry, Ledger, ledger
 
 if TYPE_CHECKING:
+    from anytorch.run.place import Place
     from anytorch.run.stand_in import stand_in
 
 MOST = 30  # lines of one list
+HOST = "cpu"
 Document = dict[str, Any]
 
 
 def describe(standing: stand_in, started: float, noted: Ledger = ledger) -> Document:
-    """One process's report. `seconds` is the time since it began, `cpu_seconds` what its threads computed."""
+    """One process's report. `seconds` is the time since it began, `cpu_seconds` what its threads computed, and
+    `device_seconds` what the device did by its own clock (None: it has none). Forked children that cannot use the device
+    have nothing to tell about it."""
     place = standing.place
     chosen = standing.resolution.chosen
     on_cpu: dict[str, int] = getattr(getattr(place, "module", None), "fallback_stats", dict)()
+    there = place is not None and not getattr(place.module, "_is_in_bad_fork", bool)()
     return {
         "device": standing.resolution.name,
         "name": chosen.name,
@@ -37,10 +43,19 @@ def describe(standing: stand_in, started: float, noted: Ledger = ledger) -> Docu
         "on_cpu": on_cpu,
         "ignored": _listed(noted.ignored),
         "refused": _listed(noted.refused),
-        "peak_memory": None if place is None else place.peak(0),
+        "peak_memory": place.highest(0) if there else None,
+        "device_seconds": _seconds(place) if there else None,
         "seconds": round(time.monotonic() - started, 3),
         "cpu_seconds": round(time.process_time(), 3),
     }
+
+
+def _seconds(place: Place) -> float | None:
+    try:
+        seconds = place.device_seconds()
+    except DeviceError:  # it was lost, which the program has been told
+        return None
+    return None if seconds is None else round(seconds, 3)
 
 
 def _listed(entries: dict[str, Entry]) -> list[Document]:
@@ -51,11 +66,13 @@ def together(documents: Sequence[Document]) -> Document:
     """The reports of several processes as one, the program's own first: counts are sums, the peak is the highest."""
     first = documents[0]
     peaks = [document["peak_memory"] for document in documents if document["peak_memory"] is not None]
+    worked = [document["device_seconds"] for document in documents if document["device_seconds"] is not None]
     merged: Document = {
         **first,
         "processes": len(documents),
         "peak_memory": max(peaks, default=None),
         "cpu_seconds": round(sum(document["cpu_seconds"] for document in documents), 3),
+        "device_seconds": round(sum(worked), 3) if worked else None,
     }
     for key in ("redirected", "ignored", "refused"):
         entries: dict[str, Document] = {}
@@ -88,9 +105,16 @@ def words(document: Document) -> str:
         lines += [f"    {count:>8}  {name}" for name, count in list(document["on_cpu"].items())[:MOST]]
     if document["peak_memory"] is not None:
         lines.append(f"  peak memory {document['peak_memory'] / 2**20:,.0f} MiB")
-    lines.append(
-        f"  {document['seconds']:.1f} s, of which the CPU computed {document['cpu_seconds']:.1f} s (all threads)"
-    )
+    worked = document["device_seconds"]
+    if document["device"] == HOST:
+        lines.append(
+            f"  {document['seconds']:.1f} s; the CPU, which is the device, worked {worked:.1f} s (all threads)"
+        )
+    else:
+        told = "has no clock that is read" if worked is None else f"worked {worked:.1f} s by its own clock"
+        lines.append(
+            f"  {document['seconds']:.1f} s; the device {told}, the CPU {document['cpu_seconds']:.1f} s (all threads)"
+        )
     return "\n".join(lines)
 
 

@@ -109,7 +109,7 @@ class stand_in:
         streams.install(patches, place, ledger)
         graphs.install(patches, place, ledger)
         precision.install(patches, place, ledger)
-        loading.install(patches, place, ledger)
+        loading.install(patches, place, ledger, marks)
         parallel.install(patches, place, ledger)
         compiling.install(patches, place, ledger)
         refusals.install(patches)
@@ -119,7 +119,7 @@ class stand_in:
             refusals.PACKAGES,
             refusals.missing_package,
             {
-                compiling.DYNAMO: partial(compiling.know_the_plain_functions, patches),
+                compiling.DYNAMO: partial(compiling.trace_as_the_program_sees_it, patches, place),
                 **{name: partial(change, patches) for name, change in refusals.LATER.items()},
             },
         )

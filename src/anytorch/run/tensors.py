@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
 
 from anytorch.run.ledger import INSIDE, Ledger
 from anytorch.run.patches import Patches
@@ -64,6 +65,13 @@ class Marks:
         self.moved = Marked()  # by .cuda(), or made with device="cuda"
         self.pinned = Marked()
         self.by_default = False  # tensors made without a device are the program's CUDA tensors
+
+    def default_is_cuda(self) -> bool:
+        """The same, where the program may have written `with torch.device("cuda"):` or "cpu"."""
+        for mode in reversed(torch.overrides._get_current_function_mode_stack()):
+            if isinstance(mode, DeviceContext):
+                return bool(getattr(mode, "means_cuda", False))
+        return self.by_default
 
 
 def install(patches: Patches, place: Place, ledger: Ledger, marks: Marks) -> None:
@@ -267,7 +275,7 @@ def _install_types(patches: Patches, place: Place, ledger: Ledger, marks: Marks)
     def set_default_tensor_type(kind: Any) -> None:
         wanted = cuda_type(kind)
         if wanted is None:
-            marks.by_default = False
+            torch.set_default_device(None)
             plain_default(kind)
             return
         ledger.redirect("torch.set_default_tensor_type(torch.cuda.…Tensor)")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
@@ -49,8 +49,10 @@ class Service(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def create_app(options: ServeOptions | None = None) -> Service:
+def create_app(options: ServeOptions | None = None, *, routers: Sequence[APIRouter] = ()) -> Service:
     """The service as an ASGI app. Raises UsageError or ModelError for options that cannot work.
+
+    `routers` come before its own: their end points take the places of ours, behind the same keys and limits.
 
     >>> from anytorch.serve.app import create_app
     >>> create_app().title
@@ -75,12 +77,12 @@ def create_app(options: ServeOptions | None = None) -> Service:
     )  # fmt: skip
     app.state.service = state
     app.state.page = page.read_page() if options.page else {}
-    for router in (*ROUTERS, page.router):
+    for router in (*routers, *ROUTERS, page.router):
         app.include_router(router)
     for kind in (Problem, AnytorchError, HTTPException, RequestValidationError, TimeoutError, Exception):
         app.add_exception_handler(kind, passed_on)
     hot = embeddings.Embeddings(state.models, options, metrics, state.pools)
-    listed = [route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)]
+    listed = [route.path for router in (*routers, *ROUTERS) for route in router.routes if isinstance(route, Route)]
     routes = frozenset({*listed, "/", "/openapi.json", embeddings.PATH})
     keys = None if options.api_key_file is None else read_keys(options.api_key_file)
     app.guard = Guard(app.unguarded, {("POST", embeddings.PATH): hot}, routes, options, keys, metrics)

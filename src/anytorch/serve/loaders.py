@@ -39,6 +39,8 @@ class Wanted:
     source: Path | str | None  # a folder, a name of a published model, or None for the embedded one
     device: str = "auto"
     quantization: str | None = None
+    tokenizer: str | None = None  # of a forecasting model, where the command line names it
+    at_once: bool = True  # False: loaded when somebody asks for it first
 
     @property
     def asked(self) -> str | None:
@@ -128,11 +130,11 @@ class ForecastModel:
     """A KronosPredictor behind a queue. torch is imported here, in the loading thread, and not before."""
 
     def __init__(self, wanted: Wanted, options: ServeOptions) -> None:
-        from anytorch.forecast.checkpoints import load_predictor, read_trained_with
+        from anytorch.forecast.checkpoints import load_predictor, published_pair, read_trained_with
 
-        source, tokenizer = wanted.source, None
-        if isinstance(source, Path) and read_trained_with(source) is None:
-            tokenizer = tokenizer_of(source)
+        source, tokenizer = wanted.source, wanted.tokenizer
+        if tokenizer is None and isinstance(source, Path) and read_trained_with(source) is None:
+            tokenizer = None if published_pair(source) is not None else str(tokenizer_of(source))
         self.predictor, _ = told(
             lambda: load_predictor(
                 "tiny" if source is None else source, tokenizer, device=wanted.asked, quantization=wanted.quantization
@@ -176,8 +178,6 @@ class TextModel:
         from anytorch.text.generate.generator import TextGenerator
 
         source = wanted.source
-        if source is None:
-            raise ModelError("there is no built-in text model", hint="name a folder with --text-model")
         self.generator, _ = told(lambda: TextGenerator(source, device=wanted.asked, quantization=wanted.quantization))
         self.generator.warmup()
         self.info = info_of(
@@ -201,7 +201,7 @@ class TextModel:
 
 # --- names as models to load: those of the command line, and the one a client's id means ------------------------------
 
-EMBEDDED = {"embeddings": DEFAULT_MODEL.partition("/")[2], "forecast": "tiny"}
+EMBEDDED = {"embeddings": DEFAULT_MODEL.partition("/")[2], "forecast": "tiny", "text": "tiny-writer"}
 
 
 def first_models(options: ServeOptions) -> list[Wanted]:
@@ -216,6 +216,8 @@ def first_models(options: ServeOptions) -> list[Wanted]:
         wanted.append(Wanted(EMBEDDED["embeddings"], "embeddings", None, options.device, options.quantization))
     if "forecast" not in jobs and options.forecast:
         wanted.append(Wanted(EMBEDDED["forecast"], "forecast", None, options.device))
+    if "text" not in jobs and options.text:
+        wanted.append(Wanted(EMBEDDED["text"], "text", None, options.device, at_once=False))
     return wanted
 
 
@@ -223,8 +225,11 @@ def _named(name: str, options: ServeOptions) -> Wanted:
     if name in (EMBEDDED["embeddings"], DEFAULT_MODEL):
         return Wanted(EMBEDDED["embeddings"], "embeddings", None, options.device, options.quantization)
     if name == EMBEDDED["forecast"] or name.lower().startswith("kronos-"):
-        return Wanted(name.lower(), "forecast", None if name == EMBEDDED["forecast"] else name, options.device)
+        source = None if name == EMBEDDED["forecast"] else name
+        return Wanted(name.lower(), "forecast", source, options.device, tokenizer=options.tokenizer if source else None)
     path, title = Path(name).expanduser(), name.rpartition("/")[2]
+    if name == EMBEDDED["text"] and not path.is_dir():
+        return Wanted(name, "text", None, options.device)
     if path.is_dir():
         title = path.resolve().name
     else:
@@ -232,7 +237,9 @@ def _named(name: str, options: ServeOptions) -> Wanted:
     job = job_of(path)
     if job is None:
         raise ModelError(f"{path}: its config.json does not say what it is", hint="name a model's folder")
-    return Wanted(title, job, path, options.device, options.quantization if job == "embeddings" else None)
+    quantization = options.quantization if job == "embeddings" else None
+    tokenizer = options.tokenizer if job == "forecast" else None
+    return Wanted(title, job, path, options.device, quantization, tokenizer)
 
 
 def _folder(name: str) -> Path:

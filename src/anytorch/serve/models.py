@@ -320,7 +320,7 @@ class Registry:
 HOW = {
     "embeddings": "start the service with --model FOLDER",
     "forecast": "start the service without --no-forecast, or with --model FOLDER of a forecasting model",
-    "text": "start the service with --text-model FOLDER, or load one from a --model-folder: "
+    "text": "start the service without --no-text, or with --text-model FOLDER, or load one from a --model-folder: "
     'POST /api/load-model {"model": "…", "job": "text"}',
 }
 

@@ -39,11 +39,13 @@ class ServeOptions:
     # models
     models: tuple[str, ...] = ()  # folders or names; each finds its own job. Empty: the embedded ones
     text_model: str | None = None  # a folder with a causal language model
+    tokenizer: str | None = None  # of the forecasting model of `models`, where its folder does not say
     model_folders: tuple[Path, ...] = ()  # what /api/load-model may load from; nothing else
     device: str = "auto"
     quantization: str | None = None
     threads: int | None = None  # of the CPU, of each worker
     forecast: bool = True  # load the embedded forecasting model (after the page answers)
+    text: bool = True  # answer by the embedded language model where no other is named; loaded by the first request
     # processes
     workers: int = 1
     drain_s: float = 30.0  # how long requests under way may still take after SIGTERM

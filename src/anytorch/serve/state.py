@@ -80,7 +80,7 @@ class State:
     def needed(self) -> list[Slot]:
         """The models without which the service is not ready: those of the first job that it was given."""
         for job in ("embeddings", "text", "forecast"):
-            if slots := self.models.slots(job):
+            if slots := [slot for slot in self.models.slots(job) if slot.wanted.at_once]:
                 return slots
         return []
 
@@ -92,7 +92,7 @@ class State:
         """Load the remaining models in the background."""
         for job in JOBS:
             for slot in self.models.slots(job):
-                if slot.model is None and slot.loading is None and slot.error is None:
+                if slot.wanted.at_once and slot.model is None and slot.loading is None and slot.error is None:
                     self.keep(asyncio.ensure_future(self.models.ready(slot)))
 
     def tell_others(self, slot: Slot) -> None:

@@ -21,7 +21,12 @@ LARGE = 1 << 16
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU copy of a tensor of ours, with the same strides if it has no gaps."""
+    """A CPU copy of a tensor of ours, with the same strides if it has no gaps. Lazy conjugation and negation are done: the
+    copy holds the values that the tensor shows."""
+    if tensor.is_conj():
+        return to_host(torch._conj(tensor)).conj_physical_()
+    if tensor.is_neg():
+        return to_host(torch._neg_view(tensor)).neg_()
     if tensor.numel() == 0:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     if not aten.is_non_overlapping_and_dense(tensor):
@@ -62,6 +67,8 @@ def on_device(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return target
     if source.shape != target.shape:
         source = source.expand(target.shape)
+    if torch.complex64 in (source.dtype, target.dtype):
+        return _complex(source, target)
     if source.dtype is target.dtype and source.stride() == target.stride() and source.is_contiguous():
         nbytes = source.numel() * source.dtype.itemsize
         runtime = open_runtime()
@@ -77,8 +84,23 @@ def on_device(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return _through_host(source, target)
 
 
+def _complex(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A copy with a complex64 at one end: as real tensors with one dimension more."""
+    if torch.complex128 in (source.dtype, target.dtype):
+        return _through_host(source, target)
+    if not target.is_complex():  # the imaginary part is dropped, as torch has warned
+        return on_device(torch.view_as_real(source)[..., 0], target)
+    pair = torch.view_as_real(target)
+    if source.is_complex():
+        on_device(torch.view_as_real(source), pair)
+    else:
+        on_device(source, pair[..., 0])
+        pair[..., 1].zero_()
+    return target
+
+
 def _through_host(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """For dtypes no shader knows (complex, float8): whole storages travel."""
+    """For dtypes no shader knows (complex128, float8): whole storages travel."""
     runtime = open_runtime()
 
     def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -116,8 +138,10 @@ def from_host(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return on_device(beside, target)
 
 
-def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+def copy_from(source: torch.Tensor | complex, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """aten::_copy_from. Neither tensor is on a third device: torch goes through the CPU then."""
+    if not isinstance(source, torch.Tensor):  # `x.copy_(1.5)`: a wrapped number reaches Python kernels as a plain one
+        return target.fill_(source)
     if source.numel() == 0:
         return target
     if source.is_conj() or source.is_neg() or target.is_conj() or target.is_neg():
@@ -138,24 +162,17 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
 
 def _copy_lazy_bits(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Conjugated and negated views carry a bit instead of changed values; both ends are resolved on the host."""
-
-    def plain(tensor: torch.Tensor) -> torch.Tensor:
-        return torch._conj(tensor) if tensor.is_conj() else torch._neg_view(tensor) if tensor.is_neg() else tensor
-
-    def host(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device.type == "cpu":
-            return tensor.resolve_conj().resolve_neg()
-        values = to_host(plain(tensor))
-        return values.conj().resolve_conj() if tensor.is_conj() else values.neg() if tensor.is_neg() else values
-
-    values = host(source).to(target.dtype)
+    host = source.resolve_conj().resolve_neg() if source.device.type == "cpu" else to_host(source)
+    values = host.to(target.dtype)
     if target.device.type == "cpu":
         return target.copy_(values)
-    if target.is_conj():
-        values = values.conj().resolve_conj()
-    elif target.is_neg():
-        values = values.neg()
-    from_host(values.expand(target.shape).contiguous(), plain(target))
+    plain = target
+    while plain.is_conj() or plain.is_neg():
+        if plain.is_conj():
+            values, plain = values.conj_physical(), torch._conj(plain)
+        else:
+            values, plain = values.neg(), torch._neg_view(plain)
+    from_host(values.expand(target.shape).contiguous(), plain)
     return target
 
 
@@ -188,7 +205,9 @@ def item(tensor: torch.Tensor) -> Any:
     held = torch.empty((), dtype=dtype)
     open_runtime().read(buffer, offset, held.data_ptr(), dtype.itemsize)
     value = held.item()
-    return value.conjugate() if tensor.is_conj() else -value if tensor.is_neg() else value
+    if tensor.is_neg():
+        value = -value
+    return value.conjugate() if tensor.is_conj() else value
 
 
 def register(library: torch.library.Library) -> None:

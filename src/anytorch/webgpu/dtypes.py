@@ -15,6 +15,33 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype)[6:]  # "torch.float32"
 
 
+# What torch calls them in its errors.
+_IN_ERRORS = {
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.int64: "Long",
+    torch.int32: "Int",
+    torch.int16: "Short",
+    torch.int8: "Char",
+    torch.uint8: "Byte",
+    torch.bool: "Bool",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+
+
+def spoken(dtype: torch.dtype) -> str:
+    """The name of a dtype in torch's own errors: "Long" for torch.int64."""
+    return _IN_ERRORS.get(dtype, str(dtype))
+
+
+def cannot_cast(result: torch.dtype, target: torch.dtype) -> RuntimeError:
+    """Torch's own error for a result that may not be put into a tensor of dtype `target`."""
+    return RuntimeError(f"result type {spoken(result)} can't be cast to the desired output type {spoken(target)}")
+
+
 def computable(*dtypes: torch.dtype) -> bool:
     """Can shaders on this adapter compute with all of these?"""
     features = open_runtime().features

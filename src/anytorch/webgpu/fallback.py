@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -28,6 +29,8 @@ TAKES_HOST_TENSORS = (
 # Structured ops: given two devices, torch's functional form fails an internal assertion before it comes to us.
 REGISTERED = ("_linalg_solve_ex",)
 
+# Asked before the CPU is: they compute an op of these arguments on the device, or return NotImplemented (`ops.complexes`).
+detours: list[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = []
 counts: Counter[str] = Counter()
 _warned: set[str] = set()
 
@@ -78,6 +81,10 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     known = signature(op)
     if known.view:  # computes sizes and strides only
         return op._handle.redispatch_boxed(CPU_KEYS, *args, **kwargs)
+    for detour in detours:
+        computed = detour(op, args, kwargs)
+        if computed is not NotImplemented:
+            return computed
     note(str(op))
     position = {name: i for i, name in enumerate(known.names)}
     changed: list[tuple[torch.Tensor, torch.Tensor]] = []

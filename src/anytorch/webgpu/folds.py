@@ -13,7 +13,7 @@ from anytorch.gpu.launch import Plan, grid
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import Runtime, open_runtime
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, collapse
-from anytorch.gpu.wgsl.reduce import QUADS, REDUCERS, SLOTS, THREADS, Reduce, Reducer, render, shufflable
+from anytorch.gpu.wgsl.reduce import QUADS, REDUCERS, SLOTS, THREADS, Reduce, Reducer, levels_of, render, shufflable
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.copies import narrowed
 from anytorch.webgpu.dtypes import name_of, word_dtype
@@ -157,7 +157,8 @@ def find_fold(
         parts = -(-length // chunk)
     subgroups = group and has_subgroups(runtime)
     slots = subgroups and parts == 1 and length <= SHORT and shufflable(reducer, kernel.compute)
-    kernel = replace(kernel, group=group, threads=threads, subgroups=subgroups, quads=quads, slots=slots)
+    levels = levels_of(1 if slots else chunk // (threads if group else 1)) if kernel.compute == "f32" else 1
+    kernel = replace(kernel, group=group, threads=threads, subgroups=subgroups, quads=quads, slots=slots, levels=levels)
     workers = rows * parts
     groups = -(-rows // SLOTS) if slots else workers if group else -(-workers // threads)
     if parts == 1:
@@ -169,6 +170,7 @@ def find_fold(
     small = runtime.adapter.software or parts <= 32 or rows >= 256
     subgroups = not small and has_subgroups(runtime)
     last = replace(kernel, stage="second", group=not small, threads=64, quads=False, subgroups=subgroups)
+    last = replace(last, levels=levels_of(parts // (64 if last.group else 1)))
     fold.second = Plan(
         last,
         render,
@@ -202,6 +204,7 @@ def part_states(
             threads=256,
             group=True,
             subgroups=has_subgroups(open_runtime()),
+            levels=levels_of(chunk // 256),
         )
         plan = plans[key] = geometry.plan(kernel, parts, chunk, geometry.rows * parts)
         plan.result = result_of((geometry.rows * parts * state_words(reducer, compute),), torch.int32)

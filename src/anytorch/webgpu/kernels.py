@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from anytorch.webgpu import accelerator
+from anytorch.webgpu.dtypes import cannot_cast
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.launch import NoKernel, to_meta
 from anytorch.webgpu.oversize import halving
@@ -34,15 +35,18 @@ def into(out: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
     if out is None:
         return made
     if not torch.can_cast(made.dtype, out.dtype):
-        raise RuntimeError(f"result type {made.dtype} can't be cast to the desired output type {out.dtype}")
+        raise cannot_cast(made.dtype, out.dtype)
     return resized(out, made.shape).copy_(made)
 
 
-def with_out(kernel: Callable[..., Any], outs: Sequence[str]) -> Callable[..., Any]:
-    """The `out=` form of a kernel: computed beside, then copied into the arguments named `outs`."""
+def with_out(kernel: Callable[..., Any], outs: Sequence[str], typed: bool = False) -> Callable[..., Any]:
+    """The `out=` form of a kernel: computed beside, then copied into the arguments named `outs`. `typed`: where no dtype is
+    asked for, torch computes in that of `out` (sums)."""
 
     def written(*args: Any, **kwargs: Any) -> Any:
         targets = [kwargs.pop(name) for name in outs]
+        if typed and kwargs.get("dtype") is None:
+            kwargs["dtype"] = targets[0].dtype
         made = kernel(*args, **kwargs)
         for target, value in zip(targets, [made] if len(targets) == 1 else made, strict=True):
             into(target, value)
@@ -144,9 +148,10 @@ def register_kernels(library: torch.library.Library, kernels: dict[str, Callable
         library.impl(op, whole, KEY)
         for form, outs in out_forms(op):
             if form.name().removeprefix("aten::") not in kernels:
-                library.impl(form, with_out(whole, outs), KEY)
+                library.impl(form, with_out(whole, outs, op._opname in TYPED_BY_OUT), KEY)
 
 
+TYPED_BY_OUT = ("sum", "nansum", "prod", "cumsum", "cumprod")
 RULES: dict[Any, Rule] = {}  # functional overload to rule: ops that are computed element by element
 
 

@@ -31,6 +31,15 @@ def check_devices(op: Any, *tensors: torch.Tensor | None) -> None:
             )
 
 
+def check_writable(tensor: torch.Tensor) -> None:
+    """Raise torch's own error where a tensor that is to be written has several elements in one place, as an expanded one."""
+    if any(length > 1 and not step for length, step in zip(tensor.size(), tensor.stride(), strict=True)):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+            "Please clone() the tensor before performing the operation."
+        )
+
+
 def result_of(size: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> Result:
     """A plan's `result`: what it takes to make a new tensor of this geometry; contiguous unless told otherwise."""
     strides = tuple(contiguous_strides(size) if stride is None else stride)
@@ -97,7 +106,8 @@ def to_meta(value: Any) -> Any:
 def infer(op: Any, *args: Any, **kwargs: Any) -> Any:
     """What `op` returns for these arguments, as meta tensors: sizes, strides and dtypes by torch's own meta kernels, which
     also raise torch's own errors."""
-    key = (op, *[_mark(value) for value in args], *[(name, _mark(value)) for name, value in kwargs.items()])
+    named = [(name, _mark(value)) for name, value in kwargs.items()]
+    key = (op, torch.get_default_dtype(), *[_mark(value) for value in args], *named)  # what integers may become
     made = plans[key]
     if made is None:
         made = plans[key] = op(*[to_meta(v) for v in args], **{name: to_meta(v) for name, v in kwargs.items()})

@@ -22,8 +22,8 @@ from anytorch.webgpu.matrix_products import in_use, shape_of
 from anytorch.webgpu.tuning import COMPILING, MOST_ERROR, ROUNDS, SAMPLE_S, rounded
 
 FORM = "cores"
-BLOCKS = ((64, 64), (128, 32), (64, 32))  # queries and keys
-SOFTWARE_BLOCKS = ((16, 16),)
+BLOCKS = ((128, 32, 2), (64, 64, 2), (64, 32, 1))  # queries, keys, and matrices of queries in a subgroup
+SOFTWARE_BLOCKS = ((32, 16, 2),)
 LEAST_QUERIES = 16
 WORTH_MEASURING = 1 << 24  # multiplications
 
@@ -40,7 +40,7 @@ def offered(runtime: Runtime, kernel: Attention, queries: int) -> list[Attention
         int(limits[f"max-compute-{name}"]) for name in ("workgroup-storage-size", "invocations-per-workgroup")
     )
     blocks = SOFTWARE_BLOCKS if runtime.adapter.software else BLOCKS
-    made = [replace(kernel, form=FORM, queries=block, keys=keys) for block, keys in blocks]
+    made = [replace(kernel, form=FORM, queries=block, keys=keys, stacked=stacked) for block, keys, stacked in blocks]
     return [one for one in made if spirv.fits(one, shape_of(runtime, dtype), memory, threads)]
 
 

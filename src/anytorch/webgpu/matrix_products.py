@@ -1,7 +1,7 @@
 """Matrix products on the GPU's matrix cores (`gpu.spirv.matmul`): which can run there, with which tiles, and their plans.
 
-Half precision only, with sums in float32. Operands must be readable in eights (16 bytes); large ones that are not are copied
-first, with their rows padded. Whether a tile is used, a measurement decides (`tuning`), as for every other schedule.
+Half precision only, with sums in float32. Whether a tile is used, a measurement decides (`tuning`), as for every other
+schedule.
 """
 
 from __future__ import annotations
@@ -12,39 +12,33 @@ from typing import TYPE_CHECKING
 import torch
 
 from anytorch import settings
-from anytorch.gpu.buffers import OFFSET_MASK
 from anytorch.gpu.launch import Plan, grid
 from anytorch.gpu.layer import Spirv
 from anytorch.gpu.runtime import Runtime
 from anytorch.gpu.spirv import matmul as spirv
 from anytorch.gpu.spirv.matmul import EIGHT, Tile
-from anytorch.webgpu.copies import on_device
 from anytorch.webgpu.dtypes import name_of
-from anytorch.webgpu.tensors import new_contiguous
 
 if TYPE_CHECKING:
     from anytorch.webgpu.products import Geometry, Operand
 
 HALVES = (torch.float16, torch.bfloat16)
 LEAST = 16  # rows, columns and steps; below, a matrix would be mostly padding
-WORTH_COPYING = 1 << 27  # multiplications that outweigh a copy of both operands
-LEAST_COPIED = 64  # rows, columns and steps of such
 BUSY = 132  # workgroups that keep a large GPU busy
-KEPT = 4  # tiles that are tried for a shape
+KEPT = 3  # tiles that are tried for a shape
 
+# Drivers give a workgroup little memory, and little of a GPU's to all of them: one buffer leaves room for more workgroups.
 TILES = (
     Tile(128, 128, 32, 2, 2, buffers=1),
-    Tile(128, 128, 16, 2, 2),
-    Tile(128, 256, 32, 2, 4, buffers=1),
-    Tile(256, 128, 32, 4, 2, buffers=1),
-    Tile(128, 64, 32, 2, 2),
+    Tile(128, 128, 32, 2, 4, buffers=1),
+    Tile(96, 128, 32, 2, 2, buffers=1),
+    Tile(64, 128, 64, 2, 2, buffers=1),
     Tile(64, 128, 32, 2, 2),
-    Tile(64, 64, 32, 2, 2),
-    Tile(32, 64, 32, 1, 2),
-    Tile(32, 32, 32, 1, 1),
+    Tile(128, 64, 64, 2, 2, buffers=1),
+    Tile(64, 64, 32, 2, 2, buffers=1),
+    Tile(32, 64, 32, 1, 2, buffers=1),
+    Tile(32, 32, 32, 1, 1, buffers=1),
 )
-
-
 SOFTWARE_TILES = (Tile(32, 32, 16, 2, 2),)  # a CPU's compiler takes minutes over what is written out for the others
 
 
@@ -54,6 +48,7 @@ class MatrixTiling:
 
     tile: Tile
     splits: int = 1
+    reads: str = "in units"  # or element by element: operands or a result whose rows begin anywhere
 
     @property
     def name(self) -> str:
@@ -86,46 +81,10 @@ def described(runtime: Runtime) -> str:
     return f"used for products in {' and '.join(name_of(dtype) for dtype in used)}, where they are faster ({sizes})"
 
 
-def worth_copying(runtime: Runtime, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Should these operands, batches of matrices, be copied to where they can be read in eights?"""
-    batch, m, k = a.shape
-    n = b.shape[2]
-    if a.dtype is not b.dtype or not in_use(runtime, a.dtype) or (k % EIGHT == 0 and _readable(a) and _readable(b)):
-        return False
-    if settings.get("webgpu_matrix_cores") == "on":
-        return min(m, n, k) >= LEAST
-    return min(m, n, k) >= LEAST_COPIED and batch * m * n * k >= WORTH_COPYING
-
-
-def _readable(tensor: torch.Tensor) -> bool:
-    batch, row, column = (step if size > 1 else 0 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
-    place = (tensor.data_ptr() & OFFSET_MASK) // tensor.dtype.itemsize
-    other = row if column == 1 else column if row == 1 else 1
-    return not (place % EIGHT or batch % EIGHT or other % EIGHT)
-
-
-def copied(tensor: torch.Tensor, steps: int) -> torch.Tensor:
-    """The same numbers where they can be read in eights; the sums' index, dimension `steps`, is padded with zeros."""
-    batched = tensor if tensor.dim() == 3 else tensor.unsqueeze(0)
-    steps = steps % tensor.dim() + (batched.dim() - tensor.dim())
-    size = list(batched.shape)
-    size[steps] = -(-size[steps] // EIGHT) * EIGHT
-    if _readable(batched) and size == list(batched.shape):
-        return tensor
-    width = -(-size[2] // EIGHT) * EIGHT
-    made = new_contiguous((size[0], size[1], width), tensor.dtype)
-    if size[steps] != batched.shape[steps]:
-        made.zero_()
-    on_device(batched, made[:, : batched.shape[1], : batched.shape[2]])
-    made = made[:, : size[1], : size[2]]
-    return made if tensor.dim() == 3 else made[0]
-
-
-def readable(operand: Operand, along_row: bool) -> bool:
-    """Can the generator read this operand in eights along its rows, or along its columns?"""
+def in_units(operand: Operand, along_row: bool) -> bool:
+    """Do all runs of eight along its rows, or along its columns, lie in one unit of 16 bytes?"""
     batch, row, column = operand.strides
-    step, other = (column, row) if along_row else (row, column)
-    return operand.eights and step == 1 and other % EIGHT == 0 and batch % EIGHT == 0
+    return operand.eights and (row if along_row else column) % EIGHT == 0 and batch % EIGHT == 0
 
 
 def offered(runtime: Runtime, geometry: Geometry) -> list[MatrixTiling]:
@@ -133,10 +92,10 @@ def offered(runtime: Runtime, geometry: Geometry) -> list[MatrixTiling]:
     dtype = geometry.a.dtype
     if geometry.b.dtype is not dtype or not in_use(runtime, dtype) or min(geometry.m, geometry.n, geometry.k) < LEAST:
         return []
-    if not readable(geometry.a, geometry.a_along == "k") or not readable(geometry.b, geometry.b_along == "n"):
-        return []
-    if geometry.k % EIGHT:
-        return []
+    a_step = geometry.a.strides[2 if geometry.a_along == "k" else 1]
+    b_step = geometry.b.strides[2 if geometry.b_along == "n" else 1]
+    if a_step != 1 or b_step != 1:
+        return []  # no two elements are neighbours
     shape = shape_of(runtime, dtype)
     memory = int(runtime.limits["max-compute-workgroup-storage-size"])
     most = int(runtime.limits["max-compute-invocations-per-workgroup"])
@@ -146,7 +105,10 @@ def offered(runtime: Runtime, geometry: Geometry) -> list[MatrixTiling]:
     batch, m, n, k = (1 << (size - 1).bit_length() for size in (geometry.batch, geometry.m, geometry.n, geometry.k))
     likely = sorted(usable, key=lambda tile: expected(tile, batch, m, n, k))[:KEPT]
     sizes = (geometry.batch, geometry.m, geometry.n)
-    return [MatrixTiling(tile, splits_for(groups_of(tile, *sizes), geometry.k, tile.bk)) for tile in likely]
+    result = geometry.c.eights and not (geometry.c.strides[1] % EIGHT or geometry.n % EIGHT)
+    whole = in_units(geometry.a, geometry.a_along == "k") and in_units(geometry.b, geometry.b_along == "n") and result
+    reads = "in units" if whole and geometry.k % EIGHT == 0 else "element by element"
+    return [MatrixTiling(tile, splits_for(groups_of(tile, *sizes), geometry.k, tile.bk), reads) for tile in likely]
 
 
 def groups_of(tile: Tile, batch: int, m: int, n: int) -> int:
@@ -164,7 +126,7 @@ def expected(tile: Tile, batch: int, m: int, n: int, k: int) -> float:
 
 def splits_for(groups: int, k: int, bk: int) -> int:
     """Into how many parts to cut k so that enough workgroups run; each keeps at least eight steps."""
-    if groups * 2 > BUSY:
+    if groups * 3 > BUSY:
         return 1
     return max(1, min(BUSY // groups, k // (8 * bk), 32))
 
@@ -179,12 +141,13 @@ def shape_of(runtime: Runtime, dtype: torch.dtype) -> spirv.Shape:
 def plan(runtime: Runtime, geometry: Geometry, tiling: MatrixTiling) -> tuple[Plan, bool]:
     """The launch of this product, and whether it writes parts in float32 beside C, to be added up and cast."""
     tile, splits = tiling.tile, tiling.splits
+    a_units, b_units = in_units(geometry.a, geometry.a_along == "k"), in_units(geometry.b, geometry.b_along == "n")
     m, n, k = geometry.m, geometry.n, geometry.k
     batch, row, column = geometry.c.strides
     stored = name_of(geometry.c.dtype)
     units = 4 if stored == "float32" else EIGHT  # elements of 16 bytes
-    whole = geometry.c.eights and column == 1 and not (row % units or batch % units or n % units)
-    beside = splits > 1 or not whole
+    whole = geometry.c.eights and not (row % units or batch % units or n % units)
+    beside = splits > 1 or column != 1
     if beside:
         stored, batch, row, whole = "float32", m * n, n, n % 4 == 0
     added = geometry.d if not beside else None
@@ -201,6 +164,8 @@ def plan(runtime: Runtime, geometry: Geometry, tiling: MatrixTiling) -> tuple[Pl
         "" if beside else geometry.activation,
         split=beside,
         ragged_k=k % tile.bk != 0,
+        a_units=a_units and (geometry.a_along == "m" or k % EIGHT == 0),
+        b_units=b_units and (geometry.b_along == "n" or k % EIGHT == 0),
         whole_rows=whole,
     )
     tiles_m, tiles_n = -(-m // tile.bm), -(-n // tile.bn)

@@ -14,7 +14,7 @@ from anytorch.errors import UsageError
 from anytorch.gpu.adapters import choose_adapter, list_adapters
 from anytorch.gpu.buffers import PoolStatistics
 from anytorch.gpu.profile import Profile
-from anytorch.gpu.runtime import forked, open_runtime, opened
+from anytorch.gpu.runtime import device_seconds, forked, meter_from_now_on, open_runtime, opened
 from anytorch.gpu.tape import Tape
 from anytorch.webgpu import fallback, random
 from anytorch.webgpu.matrix_products import described
@@ -126,6 +126,9 @@ class WebgpuModule:
     def profile(self) -> Profile:
         """`with torch.webgpu.profile() as p: …`, then `print(p.table())`: each kernel's time by the GPU's own clock."""
         return Profile(open_runtime())
+
+    start_timing = staticmethod(meter_from_now_on)  # add up how long the GPU works, for a whole program
+    device_seconds = staticmethod(device_seconds)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 

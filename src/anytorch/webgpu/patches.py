@@ -45,9 +45,10 @@ class Moving:
 def exchange(parameter: torch.nn.Parameter, moved: torch.Tensor) -> None:
     """Make `parameter` the tensor `moved`; its old contents go, its attributes and hooks stay."""
     other = torch.nn.Parameter(moved, parameter.requires_grad)
-    if parameter.requires_grad and not torch.nn.parameter.is_lazy(parameter):
+    if parameter.requires_grad and not torch.nn.parameter.is_lazy(parameter) and not parameter.is_inference():
         # A graph made before the move would add to the gradient of a tensor that nobody can see any more.
-        torch.autograd.graph.get_gradient_edge(parameter).node.register_prehook(_refuse)
+        with torch.inference_mode(False):  # in which a parameter seems to have no place in a graph
+            torch.autograd.graph.get_gradient_edge(parameter).node.register_prehook(_refuse)
     torch._C._swap_tensor_impl(parameter, other)
     for name in HOOKS:
         hooks = getattr(parameter, name)

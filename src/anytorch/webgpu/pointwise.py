@@ -24,8 +24,8 @@ from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import functions
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
 from anytorch.gpu.wgsl.types import KINDS, convert
-from anytorch.webgpu.dtypes import computable, name_of
-from anytorch.webgpu.launch import NoKernel, check_devices, plan_over, result_of
+from anytorch.webgpu.dtypes import cannot_cast, computable, name_of
+from anytorch.webgpu.launch import NoKernel, check_devices, check_writable, plan_over, result_of
 from anytorch.webgpu.oversize import Windows, in_windows
 from anytorch.webgpu.tensors import NAME, is_ours, new_contiguous, sized_tensor
 
@@ -50,6 +50,7 @@ class Rule:
     expression: str | Callable[..., str]
     compute: Compute = "promote"
     short: str | None = None
+    constant: bool = False  # every element gets the same value: the result may have elements in one place
 
 
 _INDEX = re.compile(r"\bi\b")  # the expression asks for the element's place in the output
@@ -57,7 +58,14 @@ _LEFT_OUT: Any = object()
 
 # What a call may find instead of a plan.
 UNABLE = "no shader can compute this"
-BESIDE = "some thread would read what another has already overwritten"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Computed into a tensor of its own and copied: in place, a thread would read what another has already overwritten; or
+    torch computes in a narrower dtype than the one the result is put into."""
+
+    dtype: torch.dtype
 
 
 def pair_kernel(rule: Rule, op: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,9 +126,9 @@ def run(
         plan = plans[identity] = _make_plan(rule, operands, modes, out, bits & 15, shared, call)
     if plan is UNABLE:
         raise NoKernel
-    if plan is BESIDE:
+    if type(plan) is Beside:
         assert out is not None
-        beside = new_contiguous(out.size(), out.dtype)
+        beside = new_contiguous(out.size(), plan.dtype)
         run(rule, op, operands, modes, beside, call)
         return run(COPY, _copy_op, (beside,), (), out)
     if out is None:
@@ -145,9 +153,12 @@ def run(
 
 
 def plan_in_cpp(rule: Rule, op: Any, in_place: bool, *operands: Any) -> Any:
-    """The plan of a call that was just made, as the C++ launcher knows it; None if it has none."""
+    """The plan of a call that was just made, as the C++ launcher knows it; None if it has none. C++ finds it again without
+    the default dtype, and packs numbers as they are: what depends on the one or needs more than the other stays here."""
+    if not _floating(operands) and (rule.compute == "float" or any(type(v) is float for v in operands)):
+        return None
     plan = plans[_identity(rule, op, operands, (), operands[0] if in_place else None)[0]]
-    return plan.native if type(plan) is Plan else None
+    return plan.native if type(plan) is Plan and TRUTH not in plan.numbers else None
 
 
 def _identity(
@@ -168,11 +179,16 @@ def _identity(
                 key += (value.dtype, value.size(), value.stride())
                 continue
             check_devices(op, value)  # a single number may be on the CPU, as on every device of torch's
+            key.append(value.dtype)
             value = value.item()
-            key.append("tensor")
         kind = type(value)
-        key += (kind, kind is int and not -(2**31) <= value < 2**31)
+        if kind is float:
+            key += (kind, _default_dtype())  # what an integer tensor becomes with it
+        else:
+            key += (kind, kind is int and not -(2**31) <= value < 2**31)
         scalars.append(value)
+    if rule.compute == "float" and not _floating(operands):  # `pair_kernel` does not look for these
+        key.append(_default_dtype())
     if out is not None:
         address = out.data_ptr()
         bits |= address
@@ -213,21 +229,24 @@ def _make_plan(
     misaligned: int,
     shared: int,
     call: Callable[[], Any] | None,
-) -> Plan | str:
+) -> Plan | str | Beside:
+    expression = rule.expression if isinstance(rule.expression, str) else rule.expression(*modes)
+    if out is not None and operands and rule.compute in ("promote", "float") and "{bool}" not in expression:
+        promoted = _promoted(rule, operands)[1]
+        if not torch.can_cast(promoted, out.dtype):  # 1.5 into integers
+            raise cannot_cast(promoted, out.dtype)
+        if promoted is not out.dtype and promoted in NARROW:
+            return Beside(promoted)
     inferred: Any = call() if call is not None else None  # raises torch's own errors
     made: torch.Tensor = inferred if out is None else out
     size, stride, dtype = made.size(), made.stride(), made.dtype
-    if out is not None and any(length > 1 and not step for length, step in zip(size, stride, strict=True)):
-        raise RuntimeError(  # torch's own words
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
-            "Please clone() the tensor before performing the operation."
-        )
+    if out is not None and not rule.constant:
+        check_writable(out)
     tensors = [v for v in operands if is_ours(v)]
     compute = compute_dtype(rule, operands, dtype)
     dtypes = [name_of(t.dtype) for t in tensors]
     if not computable(*[t.dtype for t in tensors], dtype, compute):
         return UNABLE
-    expression = rule.expression if isinstance(rule.expression, str) else rule.expression(*modes)
     if rule.short is not None and f"{{{len(operands)}}}" in expression:
         expression = rule.short
     kind = KINDS[name_of(compute)].compute
@@ -262,7 +281,7 @@ def _make_plan(
         if shared >> 2 * i & 3 and elements:
             same = shared >> 2 * i & 1 and tensor.dtype is dtype and expanded[i] == expanded[-1]
             if not same or kernel.atomic:
-                return BESIDE
+                return Beside(dtype)
     return plan_over(
         elements,
         kernel,
@@ -271,7 +290,7 @@ def _make_plan(
         kernel.writable,
         WORKGROUP,
         kernel.per_thread,
-        numbers=_CODES[kind] * len(kernel.scalars),
+        numbers=(TRUTH if compute is torch.bool else _CODES[kind]) * len(kernel.scalars),
         tail=geometry,
         result=result_of(size, dtype, stride),
     )
@@ -283,19 +302,44 @@ def compute_dtype(rule: Rule, operands: Sequence[Any], result: torch.dtype) -> t
     if rule.compute == "input":
         first = operands[0]
         return first.dtype if isinstance(first, torch.Tensor) else result
+    return _promoted(rule, operands)[0]
+
+
+def _promoted(rule: Rule, operands: Sequence[Any]) -> tuple[torch.dtype, torch.dtype]:
+    """What torch computes in, and the dtype it gives the result: a half type is computed in float32."""
     kind = PROMOTION.INT_TO_FLOAT if rule.compute == "float" else PROMOTION.DEFAULT
-    dtype, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
-    return dtype
+    computed, result = elementwise_dtypes(*operands, type_promotion_kind=kind)
+    return computed, result
 
 
 # How a number is packed in the type it is computed in, and what is packed.
 _CODES = {"f32": "f", "i32": "i", "i64": "q", "f64": "d"}
+TRUTH = "I"  # as i32, but of a bool
 _CONVERTED: dict[str, Callable[[Any], Any]] = {
     "f": lambda value: clip(value),
     "d": float,
-    "i": lambda value: (int(value) + 2**31) % 2**32 - 2**31,
-    "q": lambda value: (int(value) + 2**63) % 2**64 - 2**63,
+    "i": lambda value: (whole(value) + 2**31) % 2**32 - 2**31,
+    "q": lambda value: (whole(value) + 2**63) % 2**64 - 2**63,
+    TRUTH: lambda value: int(value != 0),  # a NaN is true
 }
+
+
+def whole(value: Any) -> int:
+    """A number as an integer; what has none raises torch's own error."""
+    try:
+        return int(value)
+    except (OverflowError, ValueError):  # infinite, or not a number
+        raise RuntimeError("value cannot be converted to type int64_t without overflow") from None
+
+
+_default_dtype = torch.get_default_dtype
+# Dtypes whose values a shader computes with more bits than they have.
+NARROW = (torch.float16, torch.bfloat16, torch.int16, torch.int8, torch.uint8)
+
+
+def _floating(operands: Sequence[Any]) -> bool:
+    """Is any operand a float or complex tensor, so that the default dtype decides nothing?"""
+    return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in operands)
 
 
 def number(value: float) -> str:

@@ -45,13 +45,12 @@ class Operand:
 
 
 class Product:
-    """The plan of a product, and what to do with what it writes. (`Copied` has none.)"""
+    """The plan of a product, and what to do with what it writes."""
 
-    __slots__ = ("beside", "copies", "plan", "splits", "swapped")
+    __slots__ = ("beside", "plan", "splits", "swapped")
 
     def __init__(self, plan: Plan, swapped: bool, splits: int, beside: bool) -> None:
         self.plan = plan
-        self.copies = False
         self.swapped = swapped  # A and B have changed places: C transposed is computed
         self.splits = splits
         self.beside = beside  # C is computed in 32 bits, in `splits` parts, which `finish` adds up and casts
@@ -62,21 +61,9 @@ class Product:
             a, b = b, a
         self.plan((a, b, d, c) if d else (a, b, c), alpha, beta)
 
-    @property
-    def direct(self) -> bool:
-        """Is a launch all there is to it?"""
-        return not (self.beside or self.copies)
-
     def parts(self, m: int, n: int, batch: int = 1) -> tuple[int, int, int, int]:
         """The size of what a product of batches of m rows and n columns is computed in beside."""
         return (batch, self.splits, n, m) if self.swapped else (batch, self.splits, m, n)
-
-
-class Copied(Product):
-    """A product whose operands are copied first, to where matrix cores can read them: then it has a plan of its own."""
-
-    def __init__(self) -> None:
-        self.copies, self.beside, self.swapped, self.splits = True, False, False, 1
 
 
 def product(
@@ -108,7 +95,7 @@ def product(
         known = plans[key] = make_product(a, b, c, d, activation)
     if not pa & pb & (pd or TAG) & TAG:  # an address of the host's
         check_devices("a matrix product", a, b, d)
-    if known.direct:
+    if not known.beside:
         known(pa, pb, pc, pd, alpha, beta)
         return c
     return _computed(known, a, b, c, d, alpha, beta, activation)
@@ -124,9 +111,7 @@ def _computed(
     beta: float,
     activation: str,
 ) -> torch.Tensor:
-    """c, computed by this product: at once, from copies, or in parts beside it that are added up."""
-    if known.copies:
-        return product(matrix_products.copied(a, -1), matrix_products.copied(b, -2), c, d, alpha, beta, activation)
+    """c, computed by this product: at once, or in parts beside it that are added up."""
     pa, pb = a.data_ptr(), b.data_ptr()
     if not known.beside:
         known(pa, pb, c.data_ptr(), d.data_ptr() if d is not None else 0, alpha, beta)
@@ -165,8 +150,6 @@ def make_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Ten
     a, b, c = (tensor if tensor.dim() == 3 else tensor.unsqueeze(0) for tensor in (a, b, c))
     batch, m, k = a.shape
     n = b.shape[2]
-    if matrix_products.worth_copying(runtime, a, b):
-        return Copied()
     left, right, result = _operand(a), _operand(b), _operand(c)
     added = _operand(d.expand(c.shape)) if d is not None else None
     swapped = n <= 8 < m or (n == 1 and m > 1)

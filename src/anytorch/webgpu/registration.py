@@ -10,10 +10,12 @@ from anytorch.webgpu.ops import (
     arithmetic,
     attention,
     comparison,
+    complexes,
     convolution,
     creation,
     decompositions,
     indexing,
+    layouts,
     losses,
     masks,
     matmul,
@@ -29,12 +31,14 @@ from anytorch.webgpu.ops import (
     shapes,
     softmax,
     sorting,
+    spectral,
 )
 
 FAMILIES = (
     *(tensors, copies, patches, autocast, fallback),
-    *(activation, arithmetic, attention, comparison, convolution, creation, indexing, losses, masks, matmul, norms),
-    *(optimizers, pooling, quantized, random, recurrent, reductions, resampling, scattering, shapes, softmax, sorting),
+    *(activation, arithmetic, attention, comparison, convolution, creation, indexing, layouts, losses, masks),
+    *(matmul, norms, optimizers, pooling, quantized, random, recurrent, reductions, resampling, scattering, shapes),
+    *(softmax, sorting, spectral, complexes),
     decompositions,  # after every family: a decomposition is for what none of them has a kernel for
 )
 _libraries: list[torch.library.Library] = []
@@ -46,6 +50,7 @@ def register() -> None:
     for family in FAMILIES:
         family.register(library)
     everything.fallback(fallback.fallback, tensors.KEY)
+    layouts.register_fallbacks(everything)
     # Without this every op fails inside autocast; the lists of ops to cast are registered by `autocast`.
     casts.fallback(torch.library.fallthrough_kernel, autocast.KEY)
     graphs.register_back()

@@ -10,7 +10,7 @@ import torch
 from anytorch.gpu.launch import Plan, grid
 from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.wgsl.reduce import QUADS, SLOTS
+from anytorch.gpu.wgsl.reduce import QUADS, SLOTS, levels_of
 from anytorch.gpu.wgsl.rows import Input, Rows, render
 from anytorch.gpu.wgsl.softmax import RowRule
 from anytorch.gpu.wgsl.types import KINDS
@@ -105,6 +105,7 @@ def row_plan(
         quads=quads,
         held=held,
         twice=rule.twice,
+        levels=levels_of(length // (32 if slots else threads if group else 1)),
     )
     return Plan(
         kernel,

@@ -99,10 +99,16 @@ sized_tensor = accelerator.tensor_maker(_sized_tensor, _take)
 def storage_nbytes(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:
     elements = 1
     for length, step in zip(size, stride, strict=True):
-        if length == 0:
-            return 0
+        if length <= 0:
+            return _without_elements(size)
         elements += (length - 1) * step
     return elements * dtype.itemsize
+
+
+def _without_elements(size: Sequence[int]) -> int:
+    if min(size) < 0:
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
+    return 0
 
 
 def contiguous_strides(size: Sequence[int]) -> list[int]:
@@ -140,7 +146,21 @@ def empty(
     **_: Any,
 ) -> torch.Tensor:
     _check_index(device)
-    return new_tensor(size, _strides(size, memory_format), dtype or torch.get_default_dtype())
+    made = new_tensor(size, _strides(size, memory_format), dtype or torch.get_default_dtype())
+    return made if not _deterministic() else _filled(made)
+
+
+_deterministic = torch.are_deterministic_algorithms_enabled
+
+
+def _filled(tensor: torch.Tensor) -> torch.Tensor:
+    """In deterministic mode new memory holds what shows that it was read too early, as on every device of torch's."""
+    wanted: bool = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    if not wanted or not tensor.numel():
+        return tensor
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.fill_(math.nan)
+    return tensor.fill_(True if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)
 
 
 def _check_index(wanted: torch.device | None) -> None:
@@ -162,14 +182,22 @@ def empty_strided(
     size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
 ) -> torch.Tensor:
     _check_index(device)
-    return new_tensor(size, stride, dtype or torch.get_default_dtype())
+    if len(size) != len(stride):
+        raise RuntimeError(f"mismatch in length of strides and shape: {len(stride)} strides, {len(size)} sizes")
+    if min(stride, default=0) < 0:
+        raise RuntimeError(f"negative strides are not supported at the moment, got strides: {list(stride)}")
+    made = new_tensor(size, stride, dtype or torch.get_default_dtype())
+    return made if not _deterministic() else _filled(made)
 
 
 def resize(tensor: torch.Tensor, size: Sequence[int], memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    if memory_format is None and tensor.shape == torch.Size(size):  # a view keeps its strides, as on every device
+        return tensor
     stride = _strides(size, memory_format)
     elements = math.prod(size)
     needed = int((elements + tensor.storage_offset()) * tensor.dtype.itemsize) if elements else 0
     storage = tensor.untyped_storage()
+    held = storage.nbytes() // tensor.dtype.itemsize
     if needed > storage.nbytes():
         grown = new_storage(needed)
         if storage.nbytes():
@@ -179,6 +207,9 @@ def resize(tensor: torch.Tensor, size: Sequence[int], memory_format: torch.memor
             runtime.copy(old, 0, new, 0, min(-(-storage.nbytes() // 4) * 4, new.nbytes))
         storage = grown
     result: torch.Tensor = _set(tensor, storage, tensor.storage_offset(), size, stride)
+    fresh = elements + tensor.storage_offset() - held
+    if fresh > 0 and elements and _deterministic():
+        _filled(result.as_strided((fresh,), (1,), held))
     return result
 
 
@@ -210,8 +241,8 @@ def _patch_storage_constructor() -> None:
 
     def construct(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is not None and torch.device(device).type == NAME:
-            if args and not isinstance(args[0], int):
-                raise TypeError("a webgpu storage is made from a size in bytes")
+            if args and not isinstance(args[0], int):  # a sequence of bytes
+                return torch.tensor(list(args[0]), dtype=torch.uint8).to(NAME).untyped_storage()
             return new_storage(args[0] if args else 0)
         return original(cls, *args, **kwargs) if device is None else original(cls, *args, device=device, **kwargs)
 

@@ -51,7 +51,7 @@ TILES = (LARGE, LARGE_DOUBLE, LARGE_SHALLOW, LARGE_UNROLLED, TALL, WIDE, MIDDLE,
 
 ROUNDS, SAMPLE_S = 3, 2e-3
 COMPILERS = 16  # threads that compile schedules side by side
-BESIDE = 2  # other schedules that are tried beside those for matrix cores
+BESIDE = 1  # other schedules that are tried beside those for matrix cores
 COMPILING = 5  # times the setting `measure_s`: a driver compiles every schedule first
 READ_BACK = (
     1 << 20
@@ -182,7 +182,8 @@ def choose(
     sizes = "x".join(str(size) for size in (rounded(shape.batch), rows, rounded(shape.n), rounded(shape.k)))
     title = f"{dtype} {shape.b_along}{' gathered' if shape.gathered else ''} {sizes}"
     device = f"{adapter.name} {adapter.driver} {adapter.api}"
-    more = {"matrix_cores": True} if matrix_cores else {}
+    # Which tile is best depends on how elements are read and written, too.
+    more = {"matrix_cores": sorted({one.reads for one in matrix_cores})} if matrix_cores else {}
     question = Question.of("matrix product", title, device, case=title, half=shape.half, **more)
     by_name = {option.name: option for option in options}
     budget_s = COMPILING * float(settings.get("measure_s"))

@@ -17,8 +17,8 @@ from anytorch.forecast.model import Kronos, KronosTokenizer
 from anytorch.forecast.training import TrainingPlan, finetune_predictor, finetune_tokenizer, loop
 from anytorch.forecast.training.finetune import PredictorObjective, TokenizerObjective, as_generated, merged, with_lora
 from anytorch.forecast.training.loop import learning_rate, order_of
-from anytorch.forecast.training.processes import World, number, own_device
 from anytorch.quant.lora import LoRALinear
+from anytorch.train import World, number, own_device
 
 
 @pytest.fixture
@@ -314,8 +314,8 @@ def test_each_process_takes_the_card_of_its_number(monkeypatch: pytest.MonkeyPat
     """With a stand-in for a machine that has two cards."""
     from types import SimpleNamespace
 
+    from anytorch import train
     from anytorch.errors import DeviceIndexError, DeviceUnavailable
-    from anytorch.forecast.training import processes
 
     def resolve(request: str | None, strict: bool = False) -> Any:
         index = int((request or "").partition(":")[2] or 0)
@@ -324,11 +324,14 @@ def test_each_process_takes_the_card_of_its_number(monkeypatch: pytest.MonkeyPat
         return SimpleNamespace(device=torch.device("meta", index), chosen=SimpleNamespace(backend="card"))
 
     chosen: list[int] = []
-    monkeypatch.setattr(processes, "resolve", resolve)
+    monkeypatch.setattr(train, "resolve", resolve)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
     assert own_device("auto", 1) == torch.device("meta", 1) and chosen == [1]
     with pytest.raises(UsageError, match="names one card"):
         own_device("card:1", 0)
+    assert own_device("auto", 2) == torch.device("meta", 0) and chosen == [1, 0]  # the third shares the first one's
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
     with pytest.raises(DeviceUnavailable, match="process 2 of this machine has no card"):
         own_device("auto", 2)
 

@@ -24,9 +24,9 @@ from anytorch.forecast.model import KronosTokenizer
 from anytorch.forecast.training import TrainingPlan, finetune_tokenizer
 from anytorch.forecast.training.loop import Run, fingerprint
 from anytorch.forecast.training.plan import wrong
-from anytorch.forecast.training.processes import World
 from anytorch.forecast.training.store import RunFolder, writing
 from anytorch.interrupts import Interrupt
+from anytorch.train import World
 
 
 def pressed() -> None:

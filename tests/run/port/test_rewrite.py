@@ -47,6 +47,10 @@ def ported(line: str) -> str:
         ('d = torch.device("cuda")', "d = accelerator"),
         ('d = torch.device("cuda", rank)', "d = torch.device(accelerator.type, rank)"),
         ('d = torch.device(f"cuda:{rank}")', "d = torch.device(accelerator.type, rank)"),
+        (
+            'd = f"cuda:{rank % torch.cuda.device_count()}"',
+            'd = f"{accelerator.type}:{rank % torch.accelerator.device_count()}"',
+        ),
         ('d = torch.device("cuda" if torch.cuda.is_available() else "cpu")', "d = torch.device(accelerator)"),
         ('d = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")', "d = accelerator"),
         ('d = "cuda" if torch.cuda.is_available() else "cpu"', "d = accelerator.type"),
@@ -69,6 +73,7 @@ def ported(line: str) -> str:
         ),
         ('p.add_argument("--device", default="cuda")', 'p.add_argument("--device", default=accelerator.type)'),
         ('device = "cuda"', "device = accelerator.type"),
+        ("except_ = torch.cuda.OutOfMemoryError", "except_ = torch.OutOfMemoryError"),
         ('print("cuda is a word in this sentence")', 'print("cuda is a word in this sentence")'),
     ],
 )
@@ -91,6 +96,25 @@ def test_what_is_not_understood_is_left_and_listed(line: str, mention: str) -> N
     assert result.text == f"import torch\n{line}\n" and not result.changes
     (note,) = result.left
     assert (note.line, note.before) == (2, mention) and note.why
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "half = torch.cuda.is_available() and torch.cuda.is_bf16_supported()\n",
+        "if torch.cuda.is_available():\n    print(torch.cuda.get_device_name(0))\n",
+    ],
+)
+def test_a_question_that_guards_what_is_left_stays(text: str) -> None:
+    """On another accelerator the answer would be yes, and the next call an error."""
+    result = port(f"import torch\n{text}")
+    assert result.text == f"import torch\n{text}" and not result.changes
+    assert {note.why for note in result.left} >= {"it guards what CUDA alone has"}
+
+
+def test_a_block_that_also_computes_is_changed() -> None:
+    text = port("import torch\nif torch.cuda.is_available():\n    x = x.cuda()\n    torch.cuda.ipc_collect()\n").text
+    assert "if torch.accelerator.is_available():\n    x = x.to(accelerator)\n" in text
 
 
 def test_imported_names() -> None:

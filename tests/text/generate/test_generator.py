@@ -175,6 +175,7 @@ def test_a_prompt_longer_than_a_portion_is_read_in_several(models: dict[str, Pat
 def test_a_long_prompt_does_not_hold_up_a_short_one(llama: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
     long, short = llama.tokenize("quick brown fox " * 60)[:600], llama.tokenize(PROMPTS[0])
     sizes: list[tuple[int, int]] = []
+    monkeypatch.setattr(scheduler, "READ_S", 1e9)  # however slow the machine is
     watched(llama, monkeypatch, after=lambda requests, count: sizes.append((len(requests), count)))
     with llama._scheduler._changed:  # the worker sees both at once
         streams = [llama.stream(prompt, max_tokens=3, temperature=0) for prompt in (long, short)]
@@ -197,7 +198,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another(llama: TextG
 def test_pieces_are_the_text_and_the_facts_are_told(llama: TextGenerator) -> None:
     stream = llama.stream("The quick", max_tokens=20, temperature=0)
     pieces = list(stream)
-    assert len(pieces) > 5
+    assert len(pieces) > 3, "few tokens at first, then those of a call"
     made = stream._request.tokens[stream.prompt_tokens :]
     assert "".join(pieces) == llama.decode(made)
     assert stream.finish_reason == "length"

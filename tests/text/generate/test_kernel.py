@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,7 @@ def test_bfloat16_goes_through_the_kernel(models: dict[str, Path]) -> None:
     [
         ("gpt2", {}, "do not know the family gpt2"),
         ("llama", {"kernel": "off"}, "kernel='off'"),
-        ("llama", {"quantization": "int8"}, "no weights in int8"),
+        ("llama", {"quantization": "int2"}, "no weights in int2"),
         ("llama", {"device_budget": "110KB"}, "does not fit"),
     ],
 )
@@ -287,6 +288,72 @@ def test_it_takes_no_more_workers_than_torch_has(models: dict[str, Path]) -> Non
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_packed_weights_go_through_the_kernel(models: dict[str, Path], weights: str) -> None:
+    """Tokens are those of the kernel alone, also with several requests; the floats are not in memory."""
+    with TextGenerator(models["qwen3"], device="cpu", quantization=weights) as generator:
+        facts = generator.describe()
+        assert facts["decoding"] == "HostKernel" and f"weights in {weights}" in facts["decoding_why"]
+        whole = load_decoder(models["qwen3"])
+        assert facts["parameters"] == sum(one.numel() for one in whole.parameters())
+        assert any(one.is_meta for one in generator.model.parameters())
+        streams = [generator.stream(prompt, max_tokens=25, temperature=0) for prompt in PROMPTS]
+        found = [stream.completion() and stream._request.tokens for stream in streams]
+        alone = HostKernel(whole, positions=200, threads=1, weights=weights)  # type: ignore[arg-type]
+        assert facts["weight_nbytes_per_token"] == alone.weight_nbytes
+        for tokens, prompt in zip(found, PROMPTS, strict=True):
+            ids = generator.tokenize(prompt)
+            assert tokens == ids + alone.generate([ids], 25, generator._ends["text"])[0]
+
+
+def test_several_tokens_in_one_call_and_what_the_reader_is_told(models: dict[str, Path]) -> None:
+    """Calls grow while they are quick; the text, its counts, its end and its stop string are as one by one."""
+    calls: list[int] = []
+    with TextGenerator(models["qwen3"], device="cpu") as generator:
+        generator._ends = {"text": frozenset()}  # a random model may choose an end at any time
+        way: Any = generator._scheduler._way
+        several = way.several
+
+        def noted(requests: Any, most: int) -> Any:
+            found = several(requests, most)
+            calls.append(len(found[0]))
+            return found
+
+        way.several = noted
+        whole = generator.complete("The", max_tokens=120, temperature=0)
+        assert whole.completion_tokens == 120 and whole.finish_reason == "length"
+        assert max(calls) > 1 and sum(calls) <= 119 and whole.tokens_per_second is not None
+        stats = generator.stats
+        assert stats.tokens == 120 and stats.steps == 120
+        stop = next(iter(re.findall("[a-z]{3}", whole.text[8:])))
+        cut = generator.complete("The", max_tokens=120, temperature=0, stop=stop)
+        assert cut.text == whole.text[: whole.text.index(stop)] and cut.finish_reason == "stop"
+        assert cut.completion_tokens < 120
+        drawn = [
+            generator.complete("The", max_tokens=60, temperature=1.0, top_p=0.9, repetition_penalty=1.2, seed=7)
+            for _ in range(2)
+        ]
+        way.several = lambda requests, most: None
+        drawn.append(
+            generator.complete("The", max_tokens=60, temperature=1.0, top_p=0.9, repetition_penalty=1.2, seed=7)
+        )
+        assert len({one.text for one in drawn}) == 1 and len({one.completion_tokens for one in drawn}) == 1
+
+
+def test_a_failed_call_for_several_tokens_is_computed_one_by_one(models: dict[str, Path]) -> None:
+    with TextGenerator(models["qwen3"], device="cpu") as generator:
+        plain = generator.complete("The", max_tokens=30, temperature=0).text
+        way: Any = generator._scheduler._way
+        failed = []
+
+        def fails(requests: Any, most: int) -> Any:
+            failed.append(most)
+            raise RuntimeError("for the test")
+
+        way.several = fails
+        assert generator.complete("The", max_tokens=30, temperature=0).text == plain and failed
+
+
 # --- tokens that the device chooses --------------------------------------------------------------------------------------
 
 
@@ -304,7 +371,7 @@ def texts_by(decoder: Any, kind: type[RecordedSteps]) -> list[tuple[list[int], s
     ]
     for request in requests:
         scheduler.submit(request)
-    found = []
+    found: list[tuple[list[int], str]] = []
     for request in requests:
         while not isinstance(event := request.mailbox.get(), End):
             pass

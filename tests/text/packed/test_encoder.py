@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from anytorch import native
 from anytorch.errors import CompilerMissing, InputError, ModelError, UsageError
+from anytorch.native import simd
 from anytorch.native.compiler import SHARED, find_compiler
 from anytorch.text.checkpoints.spec import EncoderSpec
 from anytorch.text.checkpoints.weights import is_optional, shapes
@@ -332,7 +333,7 @@ def test_shape_is_the_same_on_both_sides() -> None:
 @pytest.mark.skipif(
     platform.machine().lower() not in ("x86_64", "amd64"), reason="the levels beyond baseline are of x86-64"
 )
-@pytest.mark.parametrize("level", sorted(set(native.LEVELS) - set(native.supported())))
+@pytest.mark.parametrize("level", sorted(set(simd.levels_of("x86_64")) - set(native.supported())))
 def test_levels_that_cannot_run_here_are_at_least_cpp(level: str) -> None:
     command = [
         *find_compiler().command,

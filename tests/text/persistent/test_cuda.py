@@ -175,8 +175,9 @@ def test_a_kernel_is_compiled_once_and_kept_as_it_was_built(monkeypatch: pytest.
 
 def test_a_trace_shows_every_block_and_layer(tmp_path: Path) -> None:
     marks = torch.arange(2 * 3 * trace.MARKS).reshape(2, 3, trace.MARKS) * 500 + 7_000
-    found = json.loads(trace.write_trace(marks, tmp_path / "trace.json").read_text())["traceEvents"]
-    assert len(found) == 2 * (2 * trace.MARKS + 1)  # the head has no phases
+    count = trace.write_trace(marks, tmp_path / "trace.json")
+    found = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert len(found) == count == 2 * (2 * trace.MARKS + 1)  # the head has no phases
     assert found[0] == {
         "name": "qkv", "cat": "work", "ph": "X", "ts": 0.0, "dur": 0.5, "pid": 0, "tid": 0, "args": {"layer": 0},
     }  # fmt: skip

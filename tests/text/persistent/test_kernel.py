@@ -243,7 +243,6 @@ META = [torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1024, dtype=torch.int6
         (lambda: PersistentKernel(backend="toaster"), "toaster"),
         (lambda: PersistentKernel().new_tensor((1, 2), name="x"), "nothing is attached"),
         (lambda: PersistentKernel().attach_input(META[0]), "missing or taken"),
-        (lambda: PersistentKernel(spec_decode_config={"ngram_size": 3}), "not built yet"),
     ],
 )
 def test_what_cannot_be_meant_is_said(build: Callable[[], Any], says: str) -> None:

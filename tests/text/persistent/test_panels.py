@@ -19,7 +19,8 @@ from anytorch.errors import InputError, UsageError
 from anytorch.quant import pack, unpack
 from anytorch.text.decoders import Decoder
 from anytorch.text.decoders.spec import read_spec
-from anytorch.text.persistent.host import HostKernel, panel_product
+from anytorch.text.persistent.host import HostKernel
+from anytorch.text.persistent.host_code import panel_product
 from anytorch.text.persistent.panels import FORMATS, PanelMemory, Panels, rounded, unpacked
 
 SHAPES = [(16, 32), (40, 96), (5, 37), (33, 1000), (1, 1)]

@@ -82,14 +82,14 @@ def test_a_stop_before_it_begins_is_not_lost_and_holds_once(way: Any, monkeypatc
     kernel.stop()
     assert kernel.generate([[5], [6]], 8) == [[], []]
     assert kernel.generate([[5]], 8) == [plain]
-    read = decoder.read
+    read = kernel._read
 
     def stopped(*given: Any) -> torch.Tensor:
         kernel.stop()  # by another thread, while the prompt is read
         return read(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(decoder, "read", stopped)
+        patch.setattr(kernel, "_read", stopped)
         assert kernel.generate([[5], [6]], 8) == [plain[:1], []]
     assert kernel.generate([[5]], 8) == [plain]
 

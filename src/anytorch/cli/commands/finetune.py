@@ -122,7 +122,7 @@ def with_config(options: argparse.Namespace, one_of_two: bool, output: Output) -
 
 def speaks() -> bool:
     """True in the one process that prints, of several."""
-    from anytorch.forecast.training.processes import number
+    from anytorch.train import number
 
     return number("RANK", 0) == 0
 

@@ -15,8 +15,8 @@ from anytorch.counts import counted
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; - for standard input")
-    parser.add_argument("--model", required=True, metavar="MODEL", help="a folder with config.json, tokenizer.json and "
-                        "safetensors weights, or a model on the Hugging Face Hub")  # fmt: skip
+    parser.add_argument("--model", metavar="MODEL", help="a folder with config.json, tokenizer.json and safetensors weights "
+                        "or a model on the Hugging Face Hub (default: the small one that comes with anytorch)")  # fmt: skip
     parser.add_argument("--chat", action="store_true", help="the prompt is a message: use the model's chat template")
     parser.add_argument("--system", metavar="TEXT", help="the system message (with --chat)")
     parser.add_argument(

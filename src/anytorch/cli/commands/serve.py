@@ -31,13 +31,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             {"action": "append", "default": []},
             "a folder or a name, for embeddings, forecasts or text; may be repeated (default: the built-in models)",
         ),
-        ("--text-model FOLDER", "a causal language model for /v1/completions"),
+        ("--text-model FOLDER", "a causal language model for /v1/completions (default: the built-in one)"),
+        ("--tokenizer NAME", "tokenizer of the forecasting model (default: the one its folder names)"),
         (
             "--model-folder FOLDER",
             {"action": "append", "default": [], "type": Path},
             "a folder POST /api/load-model may load from; may be repeated (default: none)",
         ),
         ("--no-forecast", "do not load the built-in forecasting model"),
+        ("--no-text", "do not offer the built-in language model"),
         ("--device DEVICE", "auto", "where to run (default: the best one)"),
         ("--quantization FORMAT", "format of the embedding model's weights: int8, int4, int2, fp4"),
         ("--threads N", limits.THREADS, "CPU threads of each process (default: all cores, shared)"),
@@ -119,13 +121,25 @@ def serve_options(options: argparse.Namespace) -> Any:
     except ValueError as exc:
         raise UsageError(f"--max-body {options.max_body}: {exc}", hint="write it as 16MiB") from exc
     named = settings.get("api_key_file")
-    same = ("host", "port", "text_model", "quantization", "threads", "workers", "rate_limit", "max_texts", "access_log")
+    same = (
+        "host",
+        "port",
+        "text_model",
+        "tokenizer",
+        "quantization",
+        "threads",
+        "workers",
+        "rate_limit",
+        "max_texts",
+        "access_log",
+    )
     return ServeOptions(
         **{name: getattr(options, name) for name in (*same, "max_waiting_tokens")},
         models=tuple(options.model),
         model_folders=tuple(options.model_folder),
         device=named_device(options.device, "--device"),
         forecast=not options.no_forecast,
+        text=not options.no_text,
         drain_s=options.drain,
         drain_delay_s=options.drain_delay,
         api_key_file=options.api_key_file or (Path(named).expanduser() if named else None),

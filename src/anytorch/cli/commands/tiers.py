@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
         disk_speed(folder, refresh=True)
         if device.type != "cpu":
             link_speed(device, refresh=True)
-    tiers = create_tiers(device, disk=folder)
+    tiers = create_tiers(device, disk=folder, device_bandwidth=True)
     if output.json:
         output.data({"shared": tiers.shared, "levels": list(tiers.levels)})
         return 0

@@ -320,10 +320,15 @@ def today() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the source tree this package runs from ("…-dirty" with changes), None when installed or no git."""
+    """The commit of the source tree this package runs from ("…-dirty" with changes), None when installed or no git.
+
+    ANYTORCH_COMMIT names it where a copy of the tree has no .git, or an old one: whoever sent the copy sets it.
+    """
     import os
     import subprocess
 
+    if named := os.environ.get("ANYTORCH_COMMIT"):
+        return named
     tree = Path(__file__).resolve().parents[4]
     if not (tree / ".git").exists():
         return None

@@ -33,10 +33,10 @@ from anytorch.forecast.model import Kronos, KronosTokenizer
 from anytorch.forecast.model.pretrained import TINY, Pretrained, arguments_of, check_config
 from anytorch.forecast.training.loop import Objective, Outcome, Progress, Run
 from anytorch.forecast.training.plan import TrainingPlan
-from anytorch.forecast.training.processes import World, world
 from anytorch.forecast.training.store import RunFolder
 from anytorch.forecast.training.windows import Windows, as_series, split_windows
 from anytorch.quant.lora import add_lora, merge_lora
+from anytorch.train import World, world
 
 P = TypeVar("P", bound=Pretrained)
 log = logs.logger(__name__)

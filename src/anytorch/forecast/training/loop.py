@@ -29,12 +29,12 @@ from anytorch.devices.seeds import own_random_numbers, prepare_to_repeat, repeat
 from anytorch.errors import AnytorchError, InputError
 from anytorch.forecast.predictor import capable
 from anytorch.forecast.training.plan import TrainingPlan
-from anytorch.forecast.training.processes import World
 from anytorch.forecast.training.recorded import RecordedStep
 from anytorch.forecast.training.store import RunFolder, draw_curve, plain, writing
 from anytorch.forecast.training.windows import Windows
 from anytorch.interrupts import Interrupt
 from anytorch.recorded.staging import can_stage
+from anytorch.train import World
 
 log = logs.logger(__name__)
 Progress = Callable[[int, int, str], None]
@@ -120,7 +120,7 @@ class Run:
         self.per_epoch = min(plan.steps_per_epoch or available, available)
         self.total = self.per_epoch * plan.epochs
         self.every = plan.evaluate_every or self.per_epoch
-        self.wrapped = world.synchronised(objective)
+        self.wrapped = world.synchronised(objective, constant_buffers=True)
         self.trained = [value for value in objective.parameters() if value.requires_grad]
         dtype = autocast_dtype(world.device) if plan.mixed_precision else None
         # float16 alone needs its gradients scaled; bfloat16 has float32's range.

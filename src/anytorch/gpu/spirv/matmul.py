@@ -2,8 +2,8 @@
 
 A workgroup computes a tile of C, its subgroups a part of the tile each. Tiles of A and B travel from memory through
 registers into workgroup memory as they lie (rows or columns), while the tiles before them are multiplied. Elements are read
-eight at a time (16 bytes): the operands' steps and places must be multiples of eight. Rows and columns beyond the edge
-repeat the last one and are not stored; beyond the end of k there are zeros.
+and written eight at a time (16 bytes) where rows begin at multiples of eight, else one by one. Rows and columns beyond the
+edge repeat the last one and are not stored; beyond the end of k there are zeros.
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ class Product:
     activation: str = ""
     split: bool = False  # C holds the parts one after another, as they are
     ragged_k: bool = True  # k, or a part of it, is no multiple of bk
+    a_units: bool = True  # A is read in units of 16 bytes, else element by element
+    b_units: bool = True
     whole_rows: bool = True  # C's rows are written in whole units of 16 bytes
 
     @property
@@ -139,13 +141,23 @@ class Writer:
     def _bind(self) -> None:
         """The buffers and the parameters."""
         module, kernel = self.module, self.kernel
-        self.a = module.buffer(0, self.quad, 16)
-        self.b = module.buffer(1, self.quad, 16)
+        self.a = self._halves(0, units=kernel.a_units)
+        self.b = self._halves(1, units=kernel.b_units)
         self.d = module.buffer(2, module.u32, 4) if kernel.added else None
-        wide = self.quad if kernel.whole_rows else module.u32
-        self.c = module.buffer(kernel.bindings - 1, wide, 16 if kernel.whole_rows else 4, writable=True)
+        if kernel.stored == "float32" and not kernel.whole_rows:
+            self.c = module.buffer(kernel.bindings - 1, module.u32, 4, writable=True)
+        else:
+            self.c = self._halves(kernel.bindings - 1, units=kernel.whole_rows, writable=True)
         places = ("a_at", "b_at", *(("d_at",) if kernel.added else ()), "c_at")
         self.p = module.parameters(("alpha", "beta", *places, *PARAMETERS))
+
+    def _halves(self, binding: int, *, units: bool, writable: bool = False) -> Value:
+        """A buffer of units of 16 bytes, or of elements of 16 bits: of their bits alone, so bfloat16 is read as float16."""
+        module = self.module
+        if units:
+            return module.buffer(binding, self.quad, 16, writable=writable)
+        module.require(4433)
+        return module.buffer(binding, module.float16(), 2, writable=writable)
 
     def words(self) -> bytes:
         self._place()
@@ -177,13 +189,14 @@ class Writer:
 
     def _reads(self, name: str) -> list[tuple[Value, Value, Value]]:
         """For each read of this invocation: its place at k = 0, its k in the tile, its place in workgroup memory."""
-        p, tile = self.p, self.tile
+        p, tile, kernel = self.p, self.tile, self.kernel
         extent = tile.bm if name == "a" else tile.bn
+        each = EIGHT if (kernel.a_units if name == "a" else kernel.b_units) else 1  # elements in what a place counts
         along = self.kernel.a_along if name == "a" else self.kernel.b_along
         row_units = self.layout.a_row if name == "a" else self.layout.b_row
         origin, length = (self.m0, p["m"]) if name == "a" else (self.n0, p["n"])
-        base = p[f"{name}_at"] // EIGHT + self.batch * (p[f"{name}_batch"] // EIGHT)
-        step = p[f"{name}_step"] // EIGHT
+        base = p[f"{name}_at"] // each + self.batch * (p[f"{name}_batch"] // each)
+        step = p[f"{name}_step"] // each
         found = []
         units = (tile.bk if along == "k" else extent) // EIGHT
         for number in range(extent * tile.bk // EIGHT // self.threads):
@@ -194,9 +207,9 @@ class Writer:
                 inside = inside + self.layout.b_at
             if along == "k":
                 line = (origin + row).minimum(length - 1)
-                found.append((base + line * step + unit, unit * EIGHT, inside))
+                found.append((base + line * step + unit * (EIGHT // each), unit * EIGHT, inside))
             else:
-                line = (origin + unit * EIGHT).minimum((length - 1) // EIGHT * EIGHT) // EIGHT
+                line = (origin + unit * EIGHT).minimum((length - 1) // EIGHT * EIGHT) // each
                 found.append((base + line + row * step, row, inside))
         return found
 
@@ -204,16 +217,35 @@ class Writer:
         module = self.module
         along = self.kernel.a_along if name == "a" else self.kernel.b_along
         buffer = self.a if name == "a" else self.b
-        moved = k0 // EIGHT if along == "k" else k0 * (self.p[f"{name}_step"] // EIGHT)
+        units = self.kernel.a_units if name == "a" else self.kernel.b_units
+        each = EIGHT if units else 1
+        moved = k0 // each if along == "k" else k0 * (self.p[f"{name}_step"] // each)
         values = []
         for place, k, _ in self.reads[name]:
-            value = module.read(buffer, place + moved)
-            if self.kernel.ragged_k:
-                four = module.vector(module.boolean, 4)
-                inside = k0 + k < self.end
-                value = module.op(169, self.quad, module.op(80, four, *[inside] * 4), value, module.zero(self.quad))
-            values.append(value)
+            if not units:
+                values.append(self._one_by_one(buffer, place + moved, k0 + k, along == "k"))
+                continue
+            if not self.kernel.ragged_k:
+                values.append(module.read(buffer, place + moved))
+                continue
+            inside = k0 + k < self.end
+            value = module.read(buffer, module.select(inside, place + moved, module.constant(0)))
+            four = module.op(80, module.vector(module.boolean, 4), *[inside] * 4)
+            values.append(module.op(169, self.quad, four, value, module.zero(self.quad)))
         return values
+
+    def _one_by_one(self, buffer: Value, place: Value, k: Value, along_k: bool) -> Value:
+        """Eight elements from a place that may be anywhere; zeros beyond the end of k. What is beyond the edge of m or n is
+        never stored and may be anything, but it must be in the buffer."""
+        module = self.module
+        zero, start = module.zero(module.float16()), module.constant(0)
+        length = module.op(68, module.u32, buffer, 0)  # of the buffer's array, in elements
+        halves = []
+        for number in range(EIGHT):
+            inside = k + number < self.end if along_k else k < self.end
+            at = place + number if along_k else (place + number).minimum(length - 1)
+            halves.append(module.select(inside, module.read(buffer, module.select(inside, at, start)), zero))
+        return eight_halves(module, halves)
 
     def _put(self, fetched: dict[str, list[Value]], stage: Value) -> None:
         for name, values in fetched.items():
@@ -316,9 +348,13 @@ class Writer:
         else:
             at = p["c_at"] + self.batch_part * p["c_batch"] + m * p["c_row"] + n
         if kernel.stored != "float32":
-            assert kernel.whole_rows
             pairs = [word_of_two(module, kernel.stored, values[i], values[i + 1]) for i in range(0, 8, 2)]
-            module.write(self.c, at // EIGHT, module.op(80, self.quad, *pairs))
+            if kernel.whole_rows:
+                module.write(self.c, at // EIGHT, module.op(80, self.quad, *pairs))
+                return
+            for number in range(EIGHT):
+                with module.when(n + number < p["n"]):
+                    module.write(self.c, at + number, half_of(module, pairs, number))
             return
         words = [module.bitcast(module.u32, value) for value in values]
         if kernel.whole_rows:
@@ -367,6 +403,19 @@ def load_float(module: Module, buffer: Value, name: str, at: Value) -> Value:
         return module.bitcast(module.f32, half << 16)
     two = module.extended(62, module.vector(module.f32, 2), half)  # UnpackHalf2x16
     return module.op(81, module.f32, two, 0)
+
+
+def eight_halves(module: Module, halves: list[Value]) -> Value:
+    """Eight elements of 16 bits as one unit of 16 bytes."""
+    two = module.vector(module.float16(), 2)
+    words = [module.bitcast(module.u32, module.op(80, two, halves[i], halves[i + 1])) for i in range(0, EIGHT, 2)]
+    return module.op(80, module.vector(module.u32, 4), *words)
+
+
+def half_of(module: Module, words: list[Value], number: int) -> Value:
+    """One of the elements of 16 bits that words are made of."""
+    half = module.float16()
+    return module.op(81, half, module.bitcast(module.vector(half, 2), words[number // 2]), number % 2)
 
 
 def word_of_two(module: Module, stored: str, low: Value, high: Value) -> Value:

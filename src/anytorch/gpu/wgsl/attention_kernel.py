@@ -36,6 +36,7 @@ class Attention:
     keys: int = 64
     sums: bool = True  # write the sums' logarithms: only backward wants them
     subgroups: bool = False
+    stacked: int = 1  # matrices of queries that a subgroup has, for matrix cores
 
     @property
     def threads(self) -> int:

@@ -115,7 +115,8 @@ def _scalar_helpers(kernel: Elementwise) -> str:
     lines = []
     for i, kind in enumerate(kernel.scalars):
         if kind == "i64":
-            value = f"(i64(bitcast<i32>(p.s{i}_high)) << 32u) | i64(p.s{i}_low)"
+            # By way of u64: some compilers extend the sign of a u32 that is made an i64 at once.
+            value = f"(i64(bitcast<i32>(p.s{i}_high)) << 32u) | i64(u64(p.s{i}_low))"
         elif kind == "f64":
             value = f"bitcast<f64>((u64(p.s{i}_high) << 32u) | u64(p.s{i}_low))"
         else:

@@ -242,6 +242,18 @@ for _name, _bits in (("i32", 32), ("i64", 64)):
     FUNCTIONS.update(_split(_typed(INTEGER + PLAIN + INTEGER_PLAIN, _name, _bits)))
 FUNCTIONS.update(_split(_typed(FLOAT_PLAIN, "f32", 32)))
 FUNCTIONS.update(_split(_typed(PLAIN + FLOAT_PLAIN, "f64", 64)))
+# By their bits, as in single precision: what a compiler makes of a comparison with a NaN is its affair.
+FUNCTIONS.update(
+    _split("""
+fn is_true_f64(x: f64) -> bool { return (bitcast<u64>(x) << 1u) != u64(0); }
+
+fn unordered_f64(x: f64) -> bool { return (bitcast<u64>(x) << 1u) > (u64(0xffe00000u) << 32u); }
+
+fn equal_f64(a: f64, b: f64) -> bool { return a == b && !unordered_f64(a) && !unordered_f64(b); }
+
+fn at_most_f64(a: f64, b: f64) -> bool { return a <= b && !unordered_f64(a) && !unordered_f64(b); }
+""")
+)
 FUNCTIONS["divide_f64"] = "fn divide_f64(x: f64, y: f64) -> f64 { return x / y; }\n"
 
 # Functions without a type in their name take floats.
@@ -268,7 +280,7 @@ def computable(expression: str, kind: str) -> bool:
         return False
     if kind in ("f64", "i64", "i32") and any(name in _FLOAT_ONLY for name in called):
         return False
-    return kind != "f64" or not (called & _SINGLE)
+    return kind != "f64" or not (called & _SINGLE or "bitcast<u32>(" in expression)
 
 
 @lru_cache(maxsize=1024)

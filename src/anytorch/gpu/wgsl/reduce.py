@@ -17,10 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.types import KINDS, element, head, helpers, load, numbered, stored
+from anytorch.gpu.wgsl.functions import needed
+from anytorch.gpu.wgsl.types import KINDS, element, head, load, numbered, stored
 
 THREADS = 64  # workgroup size of the thread form
 UNROLL = 4  # loads in flight per thread
+BLOCK = 64  # elements that a thread folds one after the other before it starts a new state
 
 
 # Four elements in one load, for rows that start on a multiple of four elements and have only whole quads.
@@ -49,6 +51,31 @@ class Reducer:
     add: str
     merge: str
     results: tuple[str, ...]
+
+
+def levels_of(elements: int) -> int:
+    """How many levels of states a thread needs for so many elements of its own. A long sum in one state loses a bit with
+    every doubling; with states of states, the error is that of the longest level, as in torch's own cascade on the CPU."""
+    return 1 if elements <= 2 * BLOCK else 2 if elements <= BLOCK * BLOCK else 3
+
+
+def cascade(levels: int, last: str, step: str, fold: Callable[[str, str], str]) -> str:
+    """Statements that fold elements from `i` up to `last`, `step` apart, into `s`, by states of BLOCK elements each.
+    `fold(state, last)` are the statements of the innermost level; they move `i`. A `step` of quads counts as one element."""
+    if levels == 1:
+        return fold("s", last)
+    text, state, stop = "", "s", last
+    for level in range(levels - 1, 0, -1):
+        text += (
+            f"  for (; i < {stop};) {{ let end_{level} = min({stop}, i + {BLOCK**level}u * {step}); "
+            f"var s_{level} = start();\n"
+        )
+        state, stop = f"s_{level}", f"end_{level}"
+    text += fold(state, stop)
+    for level in range(1, levels):
+        outer = "s" if level == levels - 1 else f"s_{level + 1}"
+        text += f"  {outer} = merge({outer}, s_{level}); }}\n"
+    return text
 
 
 # Rows a workgroup takes when each subgroup takes one: short rows need no barrier then, and no threads idle.
@@ -110,6 +137,7 @@ class Reduce(Workers):
     stage: str = "whole"  # or "first": states are written; or "second": states are read
     scalars: int = 0  # f32 parameters s0, s1, …
     quads: bool = False  # one input, whose rows are dense and made of whole quads
+    levels: int = 1  # of states per thread (`levels_of`)
 
     @property
     def words(self) -> int:
@@ -161,6 +189,10 @@ _DIVIDED = (
 )
 
 
+# A number behind a bit that is never set, so that no compiler takes (a + b) - a for b. There are fewer than 2³¹ rows.
+OPAQUE = "fn opaque(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) ^ (p.rows >> 31u)); }\n"
+
+
 def _helpers(text: str, compute: str) -> str:
     found = ""
     if "divided(" in text:
@@ -169,7 +201,9 @@ def _helpers(text: str, compute: str) -> str:
         answer = "is_nan(x)" if compute == "f32" else "false"
         found += f"fn unordered(x: {compute}) -> bool {{ return {answer}; }}\n"
         text += found
-    return helpers(text) + found
+    if "opaque(" in text:
+        found += OPAQUE
+    return needed(text) + found
 
 
 def shufflable(reducer: Reducer, compute: str) -> bool:
@@ -311,41 +345,47 @@ def _converted(name: str, binding: str, index: str, compute: str) -> str:
     return value if KINDS[name].compute == compute else f"{compute}({value})"
 
 
-def _fold(kernel: Reduce, tag: str) -> str:
+def _fold(kernel: Reduce, tag: str, state: str) -> str:
     if kernel.stage == "second":
-        return f"s = merge(s, m{tag});"
+        return f"{state} = merge({state}, m{tag});"
     values = "".join(f", x{tag}_{j}" for j in range(len(kernel.inputs)))
-    return f"s = add(s{values}, i{tag});"
+    return f"{state} = add({state}{values}, i{tag});"
 
 
 def _quad_loop(kernel: Reduce, first: str, last: str, step: str) -> str:
     """As _loop, over quads; two loads are in flight."""
     name = kernel.inputs[0]
 
-    def folds(quad: str, at: str) -> str:
+    def folds(state: str, quad: str, at: str) -> str:
         values = [quad_lane(name, quad, lane) for lane in range(4)]
         if KINDS[name].compute != kernel.compute:
             values = [f"{kernel.compute}({value})" for value in values]
-        return " ".join(f"s = add(s, {value}, {at} + {lane}u);" for lane, value in enumerate(values))
+        return " ".join(f"{state} = add({state}, {value}, {at} + {lane}u);" for lane, value in enumerate(values))
 
-    return (
-        f"  var i = {first};\n"
-        f"  for (; i + {step} < {last}; i += 2u * {step}) {{\n"
-        f"    let a = b0[(base0 + i) >> 2u]; let b = b0[(base0 + i + {step}) >> 2u];\n"
-        f"    {folds('a', 'i')}\n    {folds('b', f'i + {step}')}\n  }}\n"
-        f"  if (i < {last}) {{ let a = b0[(base0 + i) >> 2u]; {folds('a', 'i')} }}\n"
-    )
+    def innermost(state: str, last: str) -> str:
+        return (
+            f"  for (; i + {step} < {last}; i += 2u * {step}) {{\n"
+            f"    let a = b0[(base0 + i) >> 2u]; let b = b0[(base0 + i + {step}) >> 2u];\n"
+            f"    {folds(state, 'a', 'i')}\n    {folds(state, 'b', f'i + {step}')}\n  }}\n"
+            f"  for (; i < {last}; i += {step}) {{ let a = b0[(base0 + i) >> 2u]; {folds(state, 'a', 'i')} }}\n"
+        )
+
+    return f"  var i = {first};\n" + cascade(kernel.levels, last, step, innermost)
 
 
 def _loop(kernel: Reduce, first: str, last: str, step: str) -> str:
     several = range(UNROLL)
     loads = "\n      ".join(_element(kernel, f"i + {u}u * {step}", f"_{u}") for u in several)
-    folds = " ".join(_fold(kernel, f"_{u}") for u in several)
-    return (
-        f"  var i = {first};\n"
-        f"  for (; i + {UNROLL - 1}u * {step} < {last}; i += {UNROLL}u * {step}) {{\n      {loads}\n      {folds}\n  }}\n"
-        f"  for (; i < {last}; i += {step}) {{ {_element(kernel, 'i', '_r')} {_fold(kernel, '_r')} }}\n"
-    )
+
+    def innermost(state: str, last: str) -> str:
+        folds = " ".join(_fold(kernel, f"_{u}", state) for u in several)
+        return (
+            f"  for (; i + {UNROLL - 1}u * {step} < {last}; i += {UNROLL}u * {step}) "
+            f"{{\n      {loads}\n      {folds}\n  }}\n"
+            f"  for (; i < {last}; i += {step}) {{ {_element(kernel, 'i', '_r')} {_fold(kernel, '_r', state)} }}\n"
+        )
+
+    return f"  var i = {first};\n" + cascade(kernel.levels, last, step, innermost)
 
 
 def _body(kernel: Reduce, write: str, first: str, step: str, fold: str, once: str) -> str:
@@ -430,22 +470,20 @@ REDUCERS: dict[str, Reducer] = {
     "mean": _simple("{T}(0)", "s.v += x0;", "s.v += o.v;", "s.v / n"),
     "nansum": _simple("{T}(0)", "if (!unordered(x0)) { s.v += x0; }", "s.v += o.v;"),
     "prod": _simple("{T}(1)", "s.v *= x0;", "s.v *= o.v;"),
-    "any": _simple("0i", "if (x0 != {T}(0)) { s.v = 1i; }", "s.v |= o.v;", kind="i32"),
-    "all": _simple("1i", "if (x0 == {T}(0)) { s.v = 0i; }", "s.v &= o.v;", kind="i32"),
-    "count_nonzero": _simple("0i", "if (x0 != {T}(0)) { s.v += 1i; }", "s.v += o.v;", kind="i32"),
+    # Not `x0 != 0`: a NaN is true, but need not be unequal to anything.
+    "any": _simple("0i", "if (is_true_{T}(x0)) { s.v = 1i; }", "s.v |= o.v;", kind="i32"),
+    "all": _simple("1i", "if (!is_true_{T}(x0)) { s.v = 0i; }", "s.v &= o.v;", kind="i32"),
+    "count_nonzero": _simple("0i", "if (is_true_{T}(x0)) { s.v += 1i; }", "s.v += o.v;", kind="i32"),
     "count_numbers": _simple("0i", "if (!unordered(x0)) { s.v += 1i; }", "s.v += o.v;", kind="i32"),
     "amax": extreme(">"),
     "amin": extreme("<"),
     "var": Reducer(MOMENTS, add_moments("x0"), MERGE_MOMENTS, (_VARIANCE, "s.mean")),
     "std": Reducer(MOMENTS, add_moments("x0"), MERGE_MOMENTS, (f"sqrt({_VARIANCE})", "s.mean")),
-    "norm0": _simple("0.0", "if (x0 != 0.0) { s.v += 1.0; }", "s.v += o.v;", kind="f32"),
+    "norm0": _simple("0.0", "if (is_true_f32(x0)) { s.v += 1.0; }", "s.v += o.v;", kind="f32"),
     "norm1": sums(v="abs(x0)"),
     "norm2": sums(("sqrt(s.v)",), v="x0 * x0"),
-    "normp": _simple(
-        "0.0",
-        "if (x0 != 0.0 || p.s0 < 0.0) { s.v += pow(abs(x0), p.s0); }",
-        *("s.v += o.v;", "pow(s.v, 1.0 / p.s0)", "f32"),
-    ),
+    "normp": _simple("0.0", "s.v += pow_f32(abs(x0), p.s0);", "s.v += o.v;", "pow_f32(s.v, 1.0 / p.s0)", "f32"),
+    "dot": sums(v="x0 * x1"),
     "normmax": _furthest(">", "0.0"),
     "normmin": _furthest("<", "infinity()"),
     "logsumexp": EXPONENTIALS,

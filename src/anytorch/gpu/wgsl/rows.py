@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 
-from anytorch.gpu.wgsl.reduce import QUADS, UNROLL, Reducer, Workers, quad_lane, state_text
+from anytorch.gpu.wgsl.reduce import QUADS, UNROLL, Reducer, Workers, cascade, quad_lane, state_text
 from anytorch.gpu.wgsl.types import KINDS, element, head, helpers, lane_bits, load, numbered, stored, stored_four
 
 MOST_WITH_COLUMNS = 4  # quads held per worker, beyond which weights and biases are not
@@ -63,6 +63,7 @@ class Rows(Workers):
     quads: bool = False  # rows are dense, of whole quads, and so are the tensors indexed by column
     held: int = 0  # quads that each worker keeps between folding and writing; those beyond are read again
     twice: Twice | None = None  # used for what is held; `enter` must be x0
+    levels: int = 1  # of states per thread (`reduce.levels_of`)
 
     def in_quads(self, j: int) -> bool:
         return self.quads and self.inputs[j].per in ("element", "column")
@@ -181,6 +182,20 @@ def _other_quads(
     return head + _quad(kernel, needed, _quad_loads(kernel, needed), each, before, after)
 
 
+def _fold_other_quads(kernel: Rows, first: str, step: str, needed: str) -> str:
+    """The same, entering the state by levels."""
+
+    def innermost(state: str, last: str) -> str:
+        def add(_: str) -> str:
+            return f"{state} = add({state}, {', '.join(kernel.enter)}, k);"
+
+        head = f"  for (; i < {last}; i += {step}) {{ let q = i;\n    "
+        return head + _quad(kernel, needed, _quad_loads(kernel, needed), add, "", "")
+
+    begin = f"  {{ var i = {first} + {kernel.held}u * {step};\n"
+    return begin + cascade(kernel.levels, "quads", step, innermost) + "  }\n"
+
+
 def _fold_quads(kernel: Rows, first: str, step: str) -> str:
     twice, needed = kernel.twice, "".join(kernel.enter)
 
@@ -191,7 +206,7 @@ def _fold_quads(kernel: Rows, first: str, step: str) -> str:
     if twice is not None and kernel.held:
         walks = _held_quads(kernel, "x0", lambda _: twice.first), _held_quads(kernel, "x0", lambda _: twice.second)
         held = f"  {twice.before}\n{walks[0]}  {twice.between}\n{walks[1]}  {twice.after}\n"
-    return held + _other_quads(kernel, first, step, needed, add)
+    return held + _fold_other_quads(kernel, first, step, needed)
 
 
 def _write_quads(kernel: Rows, first: str, step: str) -> str:
@@ -235,14 +250,20 @@ def _fold_loop(kernel: Rows, first: str, step: str) -> str:
         + " }\n"
         for u in range(UNROLL)
     )
-    folds = " ".join(
-        f"s = add(s, {', '.join(f'{name}_{u}' for name in names)}, i + {u}u * {step});" for u in range(UNROLL)
-    )
-    return (
-        f"  var i = {first};\n"
-        f"  for (; i + {UNROLL - 1}u * {step} < p.length; i += {UNROLL}u * {step}) {{\n{opened}{blocks}      {folds}\n  }}\n"
-        f"  for (; i < p.length; i += {step}) {{ let k = i; {_loads(kernel, 'k', needed)} s = add(s, {entering}, i); }}\n"
-    )
+
+    def innermost(state: str, last: str) -> str:
+        folds = " ".join(
+            f"{state} = add({state}, {', '.join(f'{name}_{u}' for name in names)}, i + {u}u * {step});"
+            for u in range(UNROLL)
+        )
+        rest = f"let k = i; {_loads(kernel, 'k', needed)} {state} = add({state}, {entering}, i);"
+        return (
+            f"  for (; i + {UNROLL - 1}u * {step} < {last}; i += {UNROLL}u * {step}) "
+            f"{{\n{opened}{blocks}      {folds}\n  }}\n"
+            f"  for (; i < {last}; i += {step}) {{ {rest} }}\n"
+        )
+
+    return f"  var i = {first};\n" + cascade(kernel.levels, "p.length", step, innermost)
 
 
 def _write_loop(kernel: Rows, first: str, step: str) -> str:

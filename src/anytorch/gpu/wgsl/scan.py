@@ -45,9 +45,25 @@ class Scan:
         return ((1 << len(self.outputs)) - 1) << 1
 
 
+# A running sum is rounded at every element; the CPU's is a double. What each addition loses is kept beside it and added to
+# what is written (`reduce.OPAQUE` keeps compilers from folding it away).
+def _lossless(x: str, lost: str) -> str:
+    return (
+        f"let t = opaque(s.v + {x}); let b = opaque(t - s.v); s.c += (s.v - opaque(t - b)) + ({x} - b){lost}; s.v = t;"
+    )
+
+
+_LOSSLESS_SUM = Reducer(
+    (("v", "f32", "0.0"), ("c", "f32", "0.0")),
+    _lossless("x0", ""),
+    _lossless("o.v", " + o.c"),
+    ("select(s.v, s.v + s.c, is_finite(s.v))",),
+)
+
 # Extremes are named where they were last reached.
 SCANS: dict[str, Reducer] = {
     "cumsum": REDUCERS["sum"],
+    "lossless cumsum": _LOSSLESS_SUM,
     "cumprod": REDUCERS["prod"],
     "cummax": extreme(">", latest=True),
     "cummin": extreme("<", latest=True),

@@ -205,6 +205,8 @@ def convert(value: str, source: str, target: str) -> str:
     if target == "bool":
         if have.compute == "f32":  # by its bits: a NaN is true, but need not be unequal to anything
             return f"select(0, 1, (bitcast<u32>({value}) & 0x7fffffffu) != 0u)"
+        if have.compute == "f64":
+            return f"select(0, 1, (bitcast<u64>({value}) << 1u) != u64(0))"
         return value if source == "bool" else f"select(0, 1, {value} != {have.compute}(0))"
     if have.compute == want.compute and (have.floating or want.nbytes >= have.nbytes):
         converted = value

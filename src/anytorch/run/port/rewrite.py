@@ -36,6 +36,8 @@ ACCELERATOR = {
     "mem_get_info": "get_memory_info",
 }
 AMP = ("autocast", "GradScaler")
+ASKED = "torch.accelerator.is_available()"
+ERROR = "torch.cuda.OutOfMemoryError"  # the same class, under a name of CUDA's
 MODULE = cst.Module(body=[])
 
 
@@ -93,6 +95,11 @@ def _with_setup(tree: cst.Module) -> cst.Module:
     lines = [] if imports_torch else [cst.parse_statement("import torch\n")]
     lines.append(setup.with_changes(leading_lines=[cst.EmptyLine()]))
     return tree.with_changes(body=[*tree.body[:last], *lines, *tree.body[last:]])
+
+
+def _says(node: cst.CSTNode, name: str) -> bool:
+    """True if a name or an attribute of that name occurs in the node."""
+    return bool(m.findall(node, m.Name(name)))
 
 
 def _code(node: cst.CSTNode) -> str:
@@ -239,6 +246,31 @@ class Rewriter(cst.CSTTransformer):
             return self._put(original_node, DEVICE, "the accelerator, or the CPU where there is none")
         return updated_node
 
+    def leave_BooleanOperation(
+        self, original_node: cst.BooleanOperation, updated_node: cst.BooleanOperation
+    ) -> cst.BaseExpression:
+        """`torch.cuda.is_available() and torch.cuda.…`: a question that guards what is left stays, too."""
+        if isinstance(updated_node.operator, cst.And) and self._guards(updated_node.left, updated_node.right):
+            self._take_back(original_node.left)
+            return updated_node.with_changes(left=original_node.left)
+        return updated_node
+
+    def leave_If(self, original_node: cst.If, updated_node: cst.If) -> cst.If:
+        """The same for a block in which nothing but such things is said of devices."""
+        if self._guards(updated_node.test, updated_node.body) and not _says(updated_node.body, DEVICE):
+            self._take_back(original_node.test)
+            return updated_node.with_changes(test=original_node.test)
+        return updated_node
+
+    def _guards(self, test: cst.CSTNode, guarded: cst.CSTNode) -> bool:
+        return ASKED in _code(test) and f"torch.{NAME}." in _code(guarded)
+
+    def _take_back(self, node: cst.CSTNode) -> None:
+        """Forget the change of the question in a node that stays as it is, and list it."""
+        line = self._at(node)
+        self.changes = [note for note in self.changes if not (note.line == line and note.after == ASKED)]
+        self._leave(node, "it guards what CUDA alone has")
+
     def leave_SimpleString(self, original_node: cst.SimpleString, updated_node: cst.SimpleString) -> cst.BaseExpression:
         text = _text_of(original_node)
         if text is None or not (text == NAME or text.startswith(f"{NAME}:") or text == "nccl"):
@@ -294,7 +326,7 @@ class Rewriter(cst.CSTTransformer):
     def leave_FormattedString(
         self, original_node: cst.FormattedString, updated_node: cst.FormattedString
     ) -> cst.BaseExpression:
-        found = _device_of(original_node)
+        found = _device_of(updated_node)  # with what was rewritten inside of it
         parent: Any = self.get_metadata(ParentNodeProvider, original_node)
         if found is None:
             return updated_node
@@ -308,7 +340,7 @@ class Rewriter(cst.CSTTransformer):
             ):
                 return self._put(original_node, found, "the device of whatever vendor")
         if isinstance(parent, (cst.Assign, cst.AnnAssign)):
-            number = _code(original_node.parts[1])
+            number = _code(updated_node.parts[1])
             return self._put(original_node, f'f"{{{KIND}}}:{number}"', "the accelerator's type")
         self._leave(original_node, "a text whose use is not known")
         return updated_node
@@ -353,6 +385,8 @@ class Rewriter(cst.CSTTransformer):
         parent: Any = self.get_metadata(ParentNodeProvider, original_node)
         if isinstance(parent, cst.Attribute):
             return updated_node  # the longer name is seen next
+        if name == ERROR:
+            return self._put(original_node, "torch.OutOfMemoryError", "the error of every device")
         function = name.removeprefix("torch.cuda.")
         known = function in ACCELERATOR or function in ("manual_seed", "manual_seed_all")
         if isinstance(parent, cst.Call) and (known or name.removeprefix("torch.cuda.amp.") in AMP):

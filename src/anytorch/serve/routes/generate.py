@@ -148,6 +148,7 @@ class Writing:
             raise
 
     async def _events(self, stream: Any) -> AsyncIterator[bytes]:
+        live = bool((self._asked.stream_options or {}).get("continuous_usage_stats"))  # as vLLM calls it
         with stream:
             try:
                 if self._chat:
@@ -157,7 +158,7 @@ class Writing:
                         )
                     )
                 async for piece in stream:
-                    yield event(self._chunk([self._piece(piece, None)]))
+                    yield event(self._chunk([self._piece(piece, None)], self._usage(stream) if live else None))
                 yield event(self._chunk([self._piece("", finish(stream))], self._usage(stream)))
                 yield event(b"[DONE]")
             except Exception as exc:  # noqa: BLE001  (the status was sent long ago: the stream itself must say it)

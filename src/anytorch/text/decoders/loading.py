@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,18 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def load_decoder(
-    path: str | Path, device: str | torch.device | None = "cpu", dtype: str | torch.dtype = "auto"
+    path: str | Path,
+    device: str | torch.device | None = "cpu",
+    dtype: str | torch.dtype = "auto",
+    *,
+    taken: Callable[[str, torch.Tensor], bool] | None = None,
 ) -> Decoder:
     """The decoder in a folder with config.json and safetensors weights: Llama, Mistral, Qwen2 or Qwen3.
 
     `dtype`: "auto" (the stored one), "float32", "float16", "bfloat16". Pickled weights are refused, and nothing in the
-    folder is run. Raises ModelError for a folder that is damaged, incomplete or of another kind of model.
+    folder is run. `taken(name, tensor)` is called for each tensor as it is read; where it is True the decoder does not
+    keep it: its parameter stays on the meta device. Raises ModelError for a folder that is damaged, incomplete or of
+    another kind of model.
     """
     folder = Path(path)
     if isinstance(dtype, str) and dtype not in ("auto", *DTYPES):
@@ -41,7 +48,11 @@ def load_decoder(
     named = _named(folder, stored, wanted)
     chosen = _dtype(dtype, named)
     place = resolve(device).device
-    state = {name: read_tensor(entry).to(place, chosen) for name, entry in named.items()}
+    state = {}
+    for name, entry in named.items():
+        tensor = read_tensor(entry)
+        if taken is None or not taken(name, tensor):
+            state[name] = tensor.to(place, chosen)
     decoder.load_state_dict(state, strict=False, assign=True)
     if spec.tied:
         decoder.lm_head.weight = decoder.model.embed_tokens.weight

@@ -165,7 +165,7 @@ class Decoder(nn.Module):
 
     def new_cache(self, rows: int = 1, positions: int | None = None) -> KeyValues:
         """Room for the keys and values of so many tokens; left out: all that the model was made for."""
-        weight = self.lm_head.weight
+        weight = self.model.embed_tokens.weight
         return KeyValues(self.spec, rows, positions or self.spec.max_positions, weight.dtype, weight.device)
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -180,7 +180,7 @@ class Decoder(nn.Module):
 
         Raises InputError for tokens that are none, and for more than there is room for.
         """
-        device = self.lm_head.weight.device
+        device = self.model.embed_tokens.weight.device
         ids = torch.as_tensor(ids, device=device)
         begin = 0 if kept is None else kept.length
         end = begin + ids.shape[-1]

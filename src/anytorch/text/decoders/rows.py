@@ -48,18 +48,27 @@ class Rows(ABC):
     # --- texts -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def read(self, row: int, ids: Sequence[int], *, onward: bool = False) -> Tensor:
-        """Begin a row anew with a prompt, or go `onward` with it; gives the logits of its last token, [vocabulary].
+    def read(self, row: int, ids: Sequence[int], *, onward: bool = False, every: bool = False) -> Tensor:
+        """Begin a row anew with a prompt, or go `onward` with it; gives the logits of its last token, [vocabulary], or of
+        `every` token, [tokens, vocabulary].
 
         Raises InputError."""
         self._check(row)
         begin = self.lengths[row] if onward else 0
         if not ids or begin + len(ids) > self.positions:
             raise InputError(f"a prompt of {begin + len(ids)} tokens: there is room for 1 to {self.positions}")
-        logits = self.decoder.read(ids, self.kept.of_row(row, begin))
+        bad = [token for token in ids if not 0 <= token < self.decoder.spec.vocabulary]
+        if bad:
+            raise InputError(f"{bad[0]} is not a token of {self.decoder.spec.vocabulary}")
+        logits = self._read(row, ids, begin, every)
         self.lengths[row] = begin + len(ids)
         self._wait(row)
         return logits.float()
+
+    def _read(self, row: int, ids: Sequence[int], begin: int, every: bool) -> Tensor:
+        """The logits of `read`; keys and values of the tokens from place `begin` on are kept."""
+        kept = self.kept.of_row(row, begin)
+        return self.decoder([list(ids)], kept)[0] if every else self.decoder.read(ids, kept)
 
     def follow(self, row: int, token: int) -> None:
         """Put a token after a row's last one; the next step computes it. Raises InputError."""
@@ -116,9 +125,14 @@ class Rows(ABC):
             self._stopping.value = 0
         return made
 
-    def stop(self) -> None:
-        """End the generation that another thread runs after the token it is at; if none is, the next one at once."""
-        self._stopping.value = 1
+    def stop(self, yes: bool = True) -> None:
+        """End the generation that another thread runs after the token it is at; if none is, the next one at once. `yes`:
+        False takes that back."""
+        self._stopping.value = int(yes)
+
+    @property
+    def stopping(self) -> bool:
+        return bool(self._stopping.value)
 
     def _go_on(self, going: list[int], made: list[list[int]], tokens: int, ends: Collection[int]) -> None:
         """Add to `made` what comes after the tokens that rows `going` follow with."""

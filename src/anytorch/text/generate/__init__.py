@@ -8,7 +8,10 @@ from anytorch.lazy import lazy_names
 
 if TYPE_CHECKING:
     from anytorch.text.generate.generator import TextGenerator as TextGenerator
+    from anytorch.text.generate.pool import TextPool as TextPool
     from anytorch.text.generate.stream import Completion as Completion
     from anytorch.text.generate.stream import Stream as Stream
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, {"generator": "TextGenerator", "stream": "Completion Stream"})
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__, {"generator": "TextGenerator", "pool": "TextPool", "stream": "Completion Stream"}
+)

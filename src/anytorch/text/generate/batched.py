@@ -65,6 +65,9 @@ class Batched:
         )
         return 1, logits
 
+    def several(self, requests: Sequence[TextRequest], most: int) -> None:
+        return None
+
     def tokens(self, requests: Sequence[TextRequest]) -> None:
         return None
 

@@ -38,12 +38,14 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
     """Writes text with a Hugging Face causal language model (Llama, Qwen, GPT-2, Mistral, Gemma, …).
 
     `path`: a folder with config.json, tokenizer.json and safetensors weights, or the name of a model on the Hugging Face
-    Hub ("owner/name"). Pickled weights and code in the folder are refused. `device`: "auto", "cpu", "cuda:1", …; one that
-    cannot be used falls back to the CPU with a DeviceFallbackWarning. `dtype`: "auto" (the stored one where the device is
-    fast at it), "float32", "float16", "bfloat16". `quantization`: None, "int8", "int4", "int2", "fp4".
+    Hub ("owner/name"); left out: "tiny-writer", which comes with anytorch and writes sentences about Python. Pickled
+    weights and code in the folder are refused. `device`: "auto", "cpu", "cuda:1", …; one that cannot be used falls back to
+    the CPU with a DeviceFallbackWarning. `dtype`: "auto" (the stored one where the device is fast at it), "float32",
+    "float16", "bfloat16". `quantization`: None, "int8", "int4", "int2", "fp4".
 
-    `kernel`: "auto" computes the tokens of Llama, Mistral, Qwen2 and Qwen3 in floats by our own decoders (on the CPU one
-    call of C++ for each token of all requests, elsewhere recorded steps), and everything else by transformers, op by op;
+    `kernel`: "auto" computes the tokens of Llama, Mistral, Qwen2 and Qwen3 by our own decoders (on the CPU one call of C++
+    for some tokens of all requests, also with weights in int8 and int4; elsewhere, in floats, recorded steps), and
+    everything else by transformers, op by op;
     "off" computes all of it by transformers. `explain()` says which it is, and why.
 
     `device_budget` ("8GiB"): use no more of the device; left out: what is free. A model that needs more runs in tiers:
@@ -59,7 +61,7 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | None = None,
         device: str | torch.device | None = "auto",
         dtype: str = "auto",
         quantization: str | None = None,
@@ -100,7 +102,8 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
         self.defaults: Sampling = defaults_of(loaded.generation_config)
         self._ends = end_tokens(loaded.generation_config, self.tokenizer)
         self.max_length: int | None = context_of(loaded.config) if opened is None else opened.decoder.spec.max_positions
-        self.weight_nbytes_per_token = weight_nbytes_per_token(self.model)
+        told = None if opened is None else opened.weight_nbytes
+        self.weight_nbytes_per_token = weight_nbytes_per_token(self.model) if told is None else told
         self.bandwidth = bandwidth_of(self._torch_device)
         way: Way = (
             Batched(self.model, self.folder, self._torch_device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from anytorch.text.checkpoints.locate import first_line
 from anytorch.text.decoders.loading import load_decoder
 from anytorch.text.decoders.model import Decoder
 from anytorch.text.decoders.rows import Rows
+from anytorch.text.decoders.spec import FAMILIES
 from anytorch.text.decoders.steps import RecordedSteps
 from anytorch.text.generate.requests import Computed, TextRequest
 from anytorch.text.packed.encoder import available_cores
@@ -28,7 +30,8 @@ from anytorch.text.persistent import cuda
 from anytorch.text.persistent.ahead import AheadSteps
 from anytorch.text.persistent.cuda_weights import PackedDecoder
 from anytorch.text.persistent.fused import FusedSteps
-from anytorch.text.persistent.host import HostKernel
+from anytorch.text.persistent.host import HostKernel, load_packed_decoder
+from anytorch.text.persistent.host_code import Draw, load_library
 from anytorch.text.persistent.launched import LaunchedSteps, rows_for
 
 log = logs.logger(__name__)
@@ -48,6 +51,31 @@ class Opened:
     make: Make
     kind: str  # "HostKernel", "RecordedSteps"
     says: str
+    weight_nbytes: int | None = None  # that a token reads; None: the decoder's own
+
+
+def host_refusal(device: torch.device, family: str) -> str:
+    """Why the CPU's kernel cannot be used for a model; "" if it can."""
+    if device.type != "cpu" or family not in FAMILIES:
+        return "it is for Llama, Mistral, Qwen2 and Qwen3 on the CPU"
+    try:
+        load_library()
+    except NativeUnavailable as exc:
+        return exc.message
+    return ""
+
+
+def open_packed(folder: Path, dtype: str, weights: str) -> Opened:
+    """The decoder in a folder with packed linear layers, by the CPU's kernel. Raises ModelError, NativeUnavailable."""
+    decoder, packed = load_packed_decoder(folder, dtype, weights)
+    threads = worker_count()
+    says = f"our C++ computes tokens of all requests in one call, with {counted(threads, 'worker')} and weights in {weights}"
+    make = partial(HostKernel, decoder, threads=threads, weights=packed)
+    return Opened(decoder, make, HostKernel.__name__, says, packed.nbytes)
+
+
+def worker_count() -> int:
+    return max(1, min(available_cores(), torch.get_num_threads()))  # as many as whoever set torch's allows
 
 
 def open_kernel(folder: Path, device: torch.device, dtype: str, weights: str | None = None) -> Opened:
@@ -59,19 +87,14 @@ def open_kernel(folder: Path, device: torch.device, dtype: str, weights: str | N
     if weights is not None:
         return _open_packed_launch(decoder, weights)
     if device.type == "cpu":
-        threads = max(1, min(available_cores(), torch.get_num_threads()))  # as many as whoever set torch's allows
+        threads = worker_count()
         try:
             HostKernel(decoder, 1, 1, threads)
         except NativeUnavailable as exc:
             why = f" ({exc.message})"
         else:
-            says = f"our C++ computes a token of all requests in one call, with {counted(threads, 'worker')}"
-            return Opened(
-                decoder,
-                lambda rows, positions: HostKernel(decoder, rows, positions, threads),
-                HostKernel.__name__,
-                says,
-            )
+            says = f"our C++ computes tokens of all requests in one call, with {counted(threads, 'worker')}"
+            return Opened(decoder, partial(HostKernel, decoder, threads=threads), HostKernel.__name__, says)
     try:
         steps, whose = _tried_out(decoder)
     except Exception as exc:
@@ -134,9 +157,9 @@ class KernelRows:
     """
 
     def __init__(self, opened: Opened, room: int) -> None:
-        spec, weight = opened.decoder.spec, opened.decoder.lm_head.weight
+        spec, weight = opened.decoder.spec, opened.decoder.model.embed_tokens.weight
         self._make: Make | None = opened.make
-        self._room, self._most_positions = room, spec.max_positions
+        self._room, self._most_positions, self._vocabulary = room, spec.max_positions, spec.vocabulary
         self._position_nbytes = 2 * spec.layers * spec.kv_width * weight.element_size()
         self._kernel: Rows | None = None
         self._taken: list[TextRequest] = []  # by row
@@ -163,6 +186,17 @@ class KernelRows:
         logits, rows = kernel.step(), [request.row for request in requests]
         first = rows == list(range(len(rows)))
         return 1, logits[: len(rows)] if first else logits[rows]
+
+    def several(self, requests: Sequence[TextRequest], most: int) -> list[list[int]] | None:
+        kernel = self._open
+        if not isinstance(kernel, HostKernel) or len({request.ends for request in requests}) > 1:
+            return None
+        steps = min(most, *(request.max_tokens - request.made for request in requests))
+        chosen = {request.row: Chosen(request, steps, self._vocabulary) for request in requests}
+        for request in requests:
+            kernel.follow(request.row, request.tokens[-1])
+        draws = {row: one.draw for row, one in chosen.items() if one.draw is not None}
+        return kernel.ahead([request.row for request in requests], steps, requests[0].ends, draws)
 
     def tokens(self, requests: Sequence[TextRequest]) -> Generator[list[int], None, None] | None:
         kernel = self._open
@@ -249,6 +283,27 @@ class KernelRows:
             f"the keys and values of {request.prompt_length} + {request.max_tokens} tokens need "
             f"{words(self._nbytes(1, positions))}; there is room for {words(self._room)}, which is {fits} tokens",
             hint=f"use max_tokens={left} or less" if left > 0 else "shorten the prompt, or use another device",
+        )
+
+
+class Chosen:
+    """How a request's next tokens are chosen within a call, with the memory that needs; `draw`: None for the likeliest."""
+
+    def __init__(self, request: TextRequest, steps: int, vocabulary: int) -> None:
+        sampling, self.draw = request.sampling, None
+        if sampling.greedy and sampling.repetition_penalty == 1.0:
+            return
+        self._points = torch.tensor([] if sampling.greedy else request.points.ahead(steps), dtype=torch.float64)
+        self._seen = torch.zeros(vocabulary, dtype=torch.uint8)
+        if sampling.repetition_penalty != 1.0:
+            self._seen[request.tokens] = 1
+        self.draw = Draw(
+            sampling.temperature,
+            sampling.top_p,
+            sampling.repetition_penalty,
+            sampling.top_k,
+            self._points.data_ptr(),
+            self._seen.data_ptr() if sampling.repetition_penalty != 1.0 else None,
         )
 
 

@@ -26,7 +26,7 @@ from anytorch.safetensors_files import check_layers
 from anytorch.text.checkpoints.checkpoint import Checkpoint
 from anytorch.text.checkpoints.locate import HUB_NAME, first_line, hub_model, local_model
 from anytorch.text.decoders.spec import FAMILIES
-from anytorch.text.generate.kernel import CHOICES, Opened, open_kernel
+from anytorch.text.generate.kernel import CHOICES, Opened, host_refusal, open_kernel, open_packed
 from anytorch.text.persistent.panels import FORMATS as PACKED
 
 log = logs.logger(__name__)
@@ -35,6 +35,8 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 ITEM_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 WHOLE = re.compile(r"embed|wte|wpe|lm_head|position")  # names of tensors that quantizing leaves alone
+TINY = "tiny-writer"  # the model that comes with anytorch: prose about Python (examples/train_writer.py)
+TINY_FOLDER = Path(__file__).parent / "tiny"
 UNKNOWN = 1 << 62  # bytes, where a device does not tell what is free
 SIZES = (
     "num_attention_heads", "n_head", "hidden_size", "n_embd", "head_dim", "max_position_embeddings", "n_positions",
@@ -71,11 +73,16 @@ class Loaded:
             fitted(model).close()
 
 
-def find_folder(named: str | Path) -> Path:
-    """The folder of a model: one on this disk, else the Hugging Face Hub's copy or a download."""
+def find_folder(named: str | Path | None) -> Path:
+    """The folder of a model: one on this disk, else the Hugging Face Hub's copy or a download. None, or `TINY` where there
+    is no such folder: the model that comes with anytorch."""
+    if named is None:
+        return TINY_FOLDER
     text = str(named)
     if text.strip() and (folder := local_model(text)) is not None:
         return folder
+    if named == TINY:
+        return TINY_FOLDER
     if isinstance(named, Path) or "/" not in text or not HUB_NAME.fullmatch(text):
         raise ModelError(
             f"{text or 'the empty name'}: there is no such folder",
@@ -108,6 +115,8 @@ def load(
         check_layers(config, len(checkpoint.names()), str(folder / "config.json"))
         check_numbers(config, folder / "config.json")
     chosen = choose_dtype(dtype, stored, caps)
+    if dtype == "auto" and kernel == "auto" and not host_refusal(device, str(config.get("model_type"))):
+        chosen = stored  # it widens short floats in registers: half the bytes are twice the speed
     try:
         import transformers
     except ModuleNotFoundError as exc:
@@ -132,7 +141,8 @@ def load(
                 opened.tokenizer = tokenizer
                 free = memory(device).free
                 spare = UNKNOWN if free is None else int(free * CACHE_SHARE)
-                opened.cache_room = spare if budget is None else min(spare, budget - need)
+                beside = need if quantization is not None and device.type != "cpu" else 0  # the floats
+                opened.cache_room = spare if budget is None else min(spare, budget - packed - beside)
                 return opened
             model = from_folder(transformers, folder, chosen)
             notes = []
@@ -183,14 +193,19 @@ def opened_kernel(
     family = str(config.get("model_type"))[:40]
     if kernel == "off":
         return None, "kernel='off'"
-    if quantization is not None and (quantization not in PACKED or device.type == "cpu"):
-        return None, f"the kernels read no weights in {quantization} yet"
-    if not both:
-        return None, f"there is no room for weights in {quantization} beside those in {dtype}, which kernels read, too"
     if family not in FAMILIES:
         return None, f"our decoders do not know the family {family}"
+    if quantization is not None and quantization not in PACKED:
+        return None, f"the kernels read no weights in {quantization} yet"
+    host = quantization is not None and device.type == "cpu"
+    if host and (refusal := host_refusal(device, family)):
+        return None, refusal
+    if not both and not host:
+        return None, f"there is no room for weights in {quantization} beside those in {dtype}, which kernels read, too"
     try:
-        opened = open_kernel(folder, device, dtype, quantization)
+        opened = (
+            open_packed(folder, dtype, str(quantization)) if host else open_kernel(folder, device, dtype, quantization)
+        )
         settings = read_settings(transformers, folder)
     except ModelError as exc:
         log.info("%s is computed by transformers: %s", folder.name, exc.message)

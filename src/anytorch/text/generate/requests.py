@@ -18,11 +18,12 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True)
-class Token:
-    """A token, and when (time.perf_counter) it was known."""
+class Tokens:
+    """Tokens that were computed in one call, and when (time.perf_counter) the first and the last of them were known."""
 
-    id: int
-    moment: float
+    ids: tuple[int, ...]
+    first: float
+    last: float
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class End:
     error: BaseException | None = None
 
 
-Event = Token | End
+Event = Tokens | End
 
 
 class Mailbox:
@@ -123,6 +124,10 @@ class Way(Protocol):
 
     def step(self, requests: Sequence[TextRequest]) -> Computed:
         """One token for each of these, which share a step: logits, [requests, vocabulary]."""
+
+    def several(self, requests: Sequence[TextRequest], most: int) -> list[list[int]] | None:
+        """Up to so many tokens for each of these in one call, chosen as they ask; less than one where the model has computed
+        no number, which ends a list. None: they can only be computed one by one."""
 
     def tokens(self, requests: Sequence[TextRequest]) -> Generator[list[int], None, None] | None:
         """One token for each of these again and again, as they ask for it, until it is closed: before anybody comes or goes.

@@ -20,7 +20,7 @@ from anytorch import logs
 from anytorch.counts import counted
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import OutOfMemory, QueueFull, UsageError
-from anytorch.text.generate.requests import Computed, TextRequest, Token, Way
+from anytorch.text.generate.requests import Computed, TextRequest, Tokens, Way
 from anytorch.text.generate.sampling import next_token
 from anytorch.workers import start
 
@@ -28,6 +28,9 @@ log = logs.logger(__name__)
 
 PORTION = 512  # tokens of prompts that are computed in one round: more would hold up the others
 LEAST = 32  # of one prompt: fewer would cost as much
+READ_S = 0.25  # that reading a portion may take while others wait for their next token
+CALL_S = 0.02  # that a call for several tokens may take: so long a new request waits, and so often text appears
+MOST_STEPS = 256  # of such a call
 IDLE_S = 2.0  # after which the worker ends; the next request starts another
 
 Compute = Callable[[list[TextRequest]], Computed]
@@ -66,6 +69,8 @@ class Scheduler:
         self._running: list[TextRequest] = []
         self._closing = False
         self._worker: threading.Thread | None = None
+        self._steps = 1  # of the next call for several tokens
+        self._token_s = 0.0  # that a prompt's token took, the last time; 0: none was read yet
         self._stats = GenerationStats()
 
     # --- asking ----------------------------------------------------------------------------------------------------
@@ -147,10 +152,12 @@ class Scheduler:
                 waited = now - request.arrived
                 self._ended(request, "cancelled", TimeoutError(f"the text was not finished within {waited:.3g} s"))
         readers = [r for r in self._running if r.reading]
+        waits = len(readers) < len(self._running)
+        portion = min(PORTION, int(READ_S / self._token_s)) if waits and self._token_s else PORTION
         for request in readers:  # a long prompt does not hold up the short ones behind it
-            self._attempt([request], lambda one: self._way.read(one[0], max(LEAST, PORTION // len(readers))))
+            self._attempt([request], lambda one: self._read(one[0], max(LEAST, portion // len(readers))))
         ready = [r for r in self._running if not r.reading]
-        if ready and len(ready) == len(self._running) and self._streamed(ready):
+        if ready and len(ready) == len(self._running) and (self._several(ready) or self._streamed(ready)):
             return
         together = self._way.together(ready)
         if len(together) < 2:
@@ -160,6 +167,54 @@ class Scheduler:
         for request in ready:
             if request not in together:
                 self._attempt([request], self._way.step)
+
+    def _read(self, request: TextRequest, portion: int) -> Computed:
+        """A portion of a prompt; how long a token of it takes is remembered."""
+        begun = time.perf_counter()
+        count, logits = self._way.read(request, portion)
+        if count >= LEAST:
+            self._token_s = (time.perf_counter() - begun) / count
+        return count, logits
+
+    def _several(self, requests: list[TextRequest]) -> bool:
+        """Some tokens for each of these in one call, if the way can do that: few at first, more as long as it is quick."""
+        most = min(self._steps, *(request.made for request in requests))
+        if most < 1:
+            return False
+        begun = time.perf_counter()
+        try:
+            found = self._way.several(requests, most)
+        except Exception as exc:  # noqa: BLE001  (one by one it is told whose it is)
+            log.info("a call for %d tokens of %d requests failed (%s); one by one then", most, len(requests), exc)
+            self._way.undo(requests)
+            return False
+        if found is None:
+            return False
+        now = time.perf_counter()
+        took, steps = now - begun, max(map(len, found))
+        self._steps = max(1, min(2 * most, MOST_STEPS, round(CALL_S / took * steps)))
+        for request, ids in zip(requests, found, strict=True):
+            request.length += len(ids)
+            for _ in () if request.sampling.greedy else ids:
+                request.points.take()  # what chance decided by
+            self._say(request, ids, begun + took / steps, now)
+        with self._changed:
+            self._count(tokens=sum(map(len, found)), steps=steps)
+        return True
+
+    def _say(self, request: TextRequest, ids: list[int], first: float, last: float) -> None:
+        """Hand new tokens to whoever reads, and end the request where they end it."""
+        failed, over = ids[-1] < 0, ids[-1] in request.ends
+        ids = ids[:-1] if failed or over else ids
+        request.tokens += ids
+        if ids:
+            request.mailbox.put(Tokens(tuple(ids), first, last))
+        if failed:
+            self._ended(request, "cancelled", ArithmeticError("the model computed NaN or infinity"))
+        elif over:
+            self._ended(request, "stop")
+        elif request.made >= request.max_tokens:
+            self._ended(request, "length")
 
     def _streamed(self, requests: list[TextRequest]) -> bool:
         """Give all running requests tokens until somebody comes or goes. False: they are to be computed step by step."""
@@ -179,7 +234,7 @@ class Scheduler:
                         request.length += 1
                         if not request.sampling.greedy:
                             request.points.take()  # what chance decided by
-                        self._give(request, token, now)
+                        self._say(request, [token], now, now)
                     with self._changed:
                         self._count(tokens=len(tokens), steps=1)
                     if over:
@@ -234,19 +289,9 @@ class Scheduler:
                 self._ended(request, "cancelled", _ours(exc, request))
                 continue
             made += 1
-            self._give(request, token, now)
+            self._say(request, [token], now, now)
         with self._changed:
             self._count(tokens=made, steps=1)
-
-    def _give(self, request: TextRequest, token: int, now: float) -> None:
-        """Hand a request its token, and end it if that is the last."""
-        if token in request.ends:
-            self._ended(request, "stop")
-            return
-        request.tokens.append(token)
-        request.mailbox.put(Token(token, now))
-        if request.made >= request.max_tokens:
-            self._ended(request, "length")
 
     def _ended(self, request: TextRequest, reason: Any, error: BaseException | None = None) -> None:
         with self._changed:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, fields
 
-from anytorch.text.generate.requests import End, Event, FinishReason, TextRequest, Token
+from anytorch.text.generate.requests import End, Event, FinishReason, TextRequest
 from anytorch.text.generate.text import Decode, Detokenizer, StopStrings
 
 
@@ -124,15 +124,21 @@ class Stream(AbstractContextManager["Stream"]):
 
     def _piece(self, event: Event) -> str:
         """The text that an event brings, which may be none yet."""
-        if isinstance(event, Token):
+        if isinstance(event, End):
+            return self._end(event)
+        self._first, self._last = self._first or event.first, event.last
+        if not self._stops.any:
+            self.completion_tokens += len(event.ids)
+            return self._detokenizer.add(*event.ids)
+        shown = ""
+        for token in event.ids:  # one by one: those after a stop string are not counted
             self.completion_tokens += 1
-            self._first, self._last = self._first or event.moment, event.moment
-            piece = self._stops.add(self._detokenizer.add(event.id))
+            shown += self._stops.add(self._detokenizer.add(token))
             if self._stops.found is not None:
                 self._request.cancelled = True
                 self._finish("stop")
-            return piece
-        return self._end(event)
+                break
+        return shown
 
     def _end(self, event: End) -> str:
         self._finish(event.reason)

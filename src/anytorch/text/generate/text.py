@@ -15,7 +15,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Detokenizer:
-    """`add(token)` gives the text that is certain now; `rest()` what is left when there are no more tokens.
+    """`add(*tokens)` gives the text that is certain now; `rest()` what is left when there are no more tokens.
 
     `before`: the tokens the new ones go on after. All pieces together are the text of all tokens.
     """
@@ -27,8 +27,8 @@ class Detokenizer:
         self._known = decode(self._ids) if self._ids else ""
         self._given = 0  # characters after `_known` that were given out
 
-    def add(self, token: int) -> str:
-        self._ids.append(token)
+    def add(self, *tokens: int) -> str:
+        self._ids += tokens
         text = self._new_text()
         certain = text.rstrip(UNFINISHED)
         piece = certain[self._given :]
@@ -76,6 +76,10 @@ class StopStrings:
         self._strings = [string for string in strings if string]
         self._held = ""
         self.found: str | None = None  # the one that ended the text
+
+    @property
+    def any(self) -> bool:
+        return bool(self._strings)
 
     def add(self, piece: str) -> str:
         if not self._strings:

@@ -8,67 +8,29 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from anytorch import native, settings
+from anytorch import settings
 from anytorch.errors import OutOfMemory, UsageError
+from anytorch.text.decoders.loading import load_decoder, spec_of
 from anytorch.text.decoders.model import Decoder, KeyValues, RMSNorm
 from anytorch.text.decoders.rotary import tables
 from anytorch.text.decoders.rows import Rows
 from anytorch.text.packed.encoder import available_cores
 from anytorch.text.persistent import panels
-from anytorch.text.persistent.panels import PanelMemory, Panels
+from anytorch.text.persistent.host_code import Draw, Layer, Matrix, Model, Run, load_library, packed_matrix
+from anytorch.text.persistent.panels import PackedWeights, linear_shapes
 
-SOURCE = Path(__file__).parent / "code" / "decode.cpp"
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ENDED, NO_NUMBER = -1, -2  # in place of a token
-
-
-class _Matrix(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-        ("scales", ctypes.c_void_p),
-        ("scale", ctypes.c_float),
-    )
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        *((name, _Matrix) for name in ("q", "k", "v", "out", "gate", "up", "down")),
-        *((name, ctypes.c_void_p) for name in ("norm", "after", "q_norm", "k_norm", "keys", "values")),
-        ("window", ctypes.c_int64),
-    )
-
-
-class _Model(ctypes.Structure):
-    _fields_ = (
-        *(
-            (name, ctypes.c_int64)
-            for name in ("vocabulary", "width", "layers", "heads", "kv_heads", "head", "inner", "positions")
-        ),
-        ("eps", ctypes.c_float),
-        ("format", ctypes.c_int32),
-        ("bits", ctypes.c_int32),
-        ("words", ctypes.c_void_p),
-        ("norm", ctypes.c_void_p),
-        ("logits", _Matrix),
-        *((name, ctypes.c_void_p) for name in ("cos", "sin", "layer")),
-    )
-
-
-class _Run(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "steps", "ends", "threads")),
-        *((name, ctypes.c_void_p) for name in ("tokens", "places", "made", "end", "logits", "done", "stopping")),
-    )
+HEAD, WORDS = "lm_head", "model.embed_tokens"
+PORTION = 64  # tokens of a prompt that are read at once: their inputs stay in a core's second cache
+FEW = PORTION  # tokens up to which ours read float32 weights as fast as torch's products of matrices, or faster
 
 
 class HostKernel(Rows):
@@ -77,9 +39,9 @@ class HostKernel(Rows):
     It reads the decoder's own weights: nothing is copied but norms and biases. Sums are float32 whatever the dtype, in an
     order that does not depend on the rows beside. Not for several threads at once; `stop` may be called from another.
 
-    `weights="int8"` or `"int4"`: tokens are computed with a packed copy of all linear layers, the head too; their inputs
-    are rounded to 8 bits, each to within 1/254 of the largest of its group of 32. Prompts are read by the decoder, with its
-    own weights.
+    `weights="int8"` or `"int4"`: everything is computed with a packed copy of all linear layers, the head too; their inputs
+    are rounded to 8 bits, each to within 1/254 of the largest of its group of 32. Given as `PackedWeights` (of
+    `load_packed_decoder`) the copy is shared, and the decoder needs no weights of its own for them.
     Raises NativeUnavailable where there is no compiler.
     """
 
@@ -89,14 +51,14 @@ class HostKernel(Rows):
         rows: int = 1,
         positions: int | None = None,
         threads: int | None = None,
-        weights: Literal["int8", "int4"] | None = None,
+        weights: Literal["int8", "int4"] | PackedWeights | None = None,
     ) -> None:
-        spec, weight = decoder.spec, decoder.lm_head.weight
+        spec, weight = decoder.spec, decoder.model.embed_tokens.weight
         if weight.device.type != "cpu" or weight.dtype not in FORMATS:
             raise UsageError(f"the decoder is {weight.dtype} on {weight.device}; this kernel takes floats of the CPU")
         if not 1 <= rows <= 1024 or not 1 <= (threads or 1) <= settings.MOST_THREADS:
             raise UsageError(f"rows={rows}, threads={threads}: use 1 to 1,024 of each")
-        if weights is not None and weights not in panels.FORMATS:
+        if isinstance(weights, str) and weights not in panels.FORMATS:
             raise UsageError(f"weights={weights!r} is unknown; use {', '.join(map(repr, panels.FORMATS))} or None")
         self._library: Any = load_library()
         self.decoder, self.rows, self.threads = decoder, rows, threads or available_cores()
@@ -104,16 +66,17 @@ class HostKernel(Rows):
         self.kept = KeyValues(spec, rows, self.positions, weight.dtype, "cpu")
         self.lengths = [0] * rows
         self._held: list[Any] = []  # what the structures point to
-        self._packed = None if weights is None else self._room(weights)
-        self._layers = (_Layer * spec.layers)(*self._each_layer())
+        self._packed = packed_of(decoder, weights, self._library) if isinstance(weights, str) else weights
+        self._names = {id(module): name for name, module in decoder.named_modules()}
+        self._layers = (Layer * spec.layers)(*self._each_layer())
         cos, sin = tables(spec, self.positions)
         body = decoder.model
-        self._model = _Model(
+        self._model = Model(
             *(spec.vocabulary, spec.width, spec.layers, spec.heads, spec.kv_heads, spec.head_width, spec.inner),
             self.positions,
             spec.norm_eps,
             FORMATS[weight.dtype],
-            0 if self._packed is None else self._packed.format.bits,
+            0 if self._packed is None else self._packed.bits,
             self._address(body.embed_tokens.weight),
             self._floats(body.norm.weight),
             self._matrix(decoder.lm_head),
@@ -126,6 +89,7 @@ class HostKernel(Rows):
         self._logits = torch.empty(rows, spec.vocabulary)
         self._done, self._stopping = ctypes.c_int64(), ctypes.c_int32()
         self._busy = threading.Lock()
+        self.trace: Tensor | None = None  # int64: what every worker did when, written by each run (code/trace.h)
 
     # --- texts -----------------------------------------------------------------------------------------------------
 
@@ -161,38 +125,93 @@ class HostKernel(Rows):
         """How many tokens of each text the run that is under way, or the last one, has computed."""
         return self._done.value
 
-    def _run(self, steps: int, ends: Collection[int]) -> Tensor:
+    def ahead(
+        self, rows: Sequence[int], steps: int, ends: Collection[int] = (), draws: Mapping[int, Draw] | None = None
+    ) -> list[list[int]]:
+        """Up to so many tokens of each of these rows, which `follow` gave a token, in one call; the last may be one of
+        `ends`, or NO_NUMBER. All but the last are kept. `draws`: how rows choose; left out: the most likely token."""
+        begun = {row: int(self._places[row]) for row in rows}
+        made = self._run(steps, ends, draws)
+        self._tokens.fill_(ENDED)
+        found = []
+        for row in rows:
+            self.lengths[row] = int(self._places[row])
+            found.append(made[: self.lengths[row] - begun[row], row].tolist())
+        return found
+
+    def _read(self, row: int, ids: Sequence[int], begin: int, every: bool) -> Tensor:
+        floats = self._packed is None and self.decoder.model.embed_tokens.weight.dtype == torch.float32
+        if floats and not every and len(ids) > FEW:
+            return super()._read(row, ids, begin, every)
+        asked = len(ids) if every else 1
+        logits = torch.empty(asked, self.decoder.spec.vocabulary)
+        for first in range(0, len(ids), PORTION):
+            some = torch.tensor(ids[first : first + PORTION], dtype=torch.int64)
+            end = first + len(some)
+            silent = max(
+                0, min(len(some), len(ids) - asked - first)
+            )  # tokens of this portion whose logits nobody wants
+            places = torch.arange(begin + first, begin + end)
+            out = logits[max(0, first + silent - (len(ids) - asked)) :]
+            made = torch.empty(1, max(1, len(some) - silent), dtype=torch.int64)
+            homes = torch.full_like(some, row)
+            self._call(len(some), 1, some, places, made, (), out, homes=homes, first=silent)
+        return logits if every else logits[0]
+
+    def _run(self, steps: int, ends: Collection[int], draws: Mapping[int, Draw] | None = None) -> Tensor:
         """What followed, [steps, rows up to the last that has a token]; ENDED after a text's end."""
+        begun = (self._tokens >= 0).nonzero()
+        rows = int(begun[-1]) + 1 if len(begun) else 1  # those after it would be computed for nothing
+        made = torch.full((steps, rows), ENDED, dtype=torch.int64)
+        chosen = None if not draws else (Draw * rows)(*(draws.get(row, LIKELIEST) for row in range(rows)))
+        self._call(rows, steps, self._tokens, self._places, made, ends, self._logits, draws=chosen)
+        return made
+
+    def _call(
+        self,
+        rows: int,
+        steps: int,
+        tokens: Tensor,
+        places: Tensor,
+        made: Tensor,
+        ends: Collection[int],
+        logits: Tensor,
+        *,
+        homes: Tensor | None = None,
+        first: int = 0,
+        draws: Any = None,
+    ) -> None:
         if not self._busy.acquire(blocking=False):
             raise UsageError("another thread is using this kernel")
         try:
-            begun = (self._tokens >= 0).nonzero()
-            rows = int(begun[-1]) + 1 if len(begun) else 1  # those after it would be computed for nothing
-            made = torch.full((steps, rows), ENDED, dtype=torch.int64)
             end = torch.tensor(sorted(ends), dtype=torch.int64)
+            trace = self.trace
             self._done.value = 0
-            run = _Run(
+            run = Run(
                 *(rows, steps, len(ends), self.threads),
-                *(one.data_ptr() for one in (self._tokens, self._places, made, end, self._logits)),
+                *(one.data_ptr() for one in (tokens, places, made, end, logits)),
                 ctypes.addressof(self._done),
                 ctypes.addressof(self._stopping),
+                None if homes is None else homes.data_ptr(),
+                first,
+                None if draws is None else ctypes.addressof(draws),
+                *((None, 0) if trace is None else (trace.data_ptr(), trace.numel())),
             )
             if self._library.decode(ctypes.byref(self._model), ctypes.byref(run)):
                 raise OutOfMemory("no memory is left for the workers of a generation", hint="use fewer rows")
-            return made
         finally:
             self._busy.release()
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
-    def _each_layer(self) -> Iterator[_Layer]:
+    def _each_layer(self) -> Iterator[Layer]:
         for number, layer in enumerate(self.decoder.model.layers):
             own: Any = layer.self_attn
             mlp: Any = layer.mlp
             matrices = [own.q_proj, own.k_proj, own.v_proj, own.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
             norms: list[Any] = [layer.input_layernorm, layer.post_attention_layernorm]
             norms += [getattr(own, "q_norm", None), getattr(own, "k_norm", None)]
-            yield _Layer(
+            yield Layer(
                 *map(self._matrix, matrices),
                 *(None if norm is None else self._norm(norm) for norm in norms),
                 self.kept.keys[number].data_ptr(),
@@ -208,15 +227,11 @@ class HostKernel(Rows):
         linears = (one.weight for one in self.decoder.modules() if isinstance(one, nn.Linear))
         return sum(one.numel() * one.element_size() for one in linears)
 
-    def _room(self, weights: str) -> PanelMemory:
-        shapes = [tuple(one.weight.shape) for one in self.decoder.modules() if isinstance(one, nn.Linear)]
-        return PanelMemory(shapes, weights, self._library.ask_for_large_pages)
-
-    def _matrix(self, layer: nn.Linear) -> _Matrix:
+    def _matrix(self, layer: nn.Linear) -> Matrix:
         bias = None if layer.bias is None else self._floats(layer.bias)
         if self._packed is None:
-            return _Matrix(self._address(layer.weight), bias, *layer.weight.shape, None, 1.0)
-        packed = self._packed.add(layer.weight)
+            return Matrix(self._address(layer.weight), bias, *layer.weight.shape, None, 1.0)
+        packed = self._packed.by_name[self._names[id(layer)]]
         self._held.append(packed)
         return packed_matrix(packed, bias)
 
@@ -232,26 +247,34 @@ class HostKernel(Rows):
         return self._address(tensor.float())
 
 
-def load_library() -> Any:
-    """The compiled decoder; raises NativeUnavailable."""
-    library: Any = native.load("decode", [SOURCE])
-    library.ask_for_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    library.ask_for_large_pages.restype = None
-    library.panel_product.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-    return library
+LIKELIEST = Draw(0.0, 1.0, 1.0, 0, None, None)
 
 
-def packed_matrix(packed: Panels, bias: int | None) -> _Matrix:
-    """The C view of a packed matrix; `packed` and what `bias` is the address of must live as long as it."""
-    return _Matrix(packed.codes.data_ptr(), bias, *packed.shape, packed.scales.data_ptr(), packed.scale)
+def packed_of(decoder: Decoder, weights: str, library: Any) -> PackedWeights:
+    """A packed copy of a decoder's linear layers. Raises OutOfMemory."""
+    packed = PackedWeights(linear_shapes(decoder), weights, library.ask_for_large_pages)
+    for name, one in decoder.named_modules():
+        if isinstance(one, nn.Linear):
+            packed.add(name, one.weight)
+    return packed
 
 
-def panel_product(x: Tensor, packed: Panels, bias: Tensor | None = None) -> Tensor:
-    """x [texts, columns] by a packed matrix, [texts, rows], as the token loop computes it: for tests and measurements."""
-    wide, added = x.float().contiguous(), None if bias is None else bias.float().contiguous()
-    out = torch.empty(len(x), packed.shape[0])
-    matrix = packed_matrix(packed, None if added is None else added.data_ptr())
-    failed = load_library().panel_product(ctypes.byref(matrix), packed.bits, wide.data_ptr(), len(x), out.data_ptr())
-    if failed:
-        raise OutOfMemory(f"no memory is left to round {len(x)} inputs", hint="give it fewer inputs at a time")
-    return out
+def load_packed_decoder(folder: Path, dtype: str, weights: str) -> tuple[Decoder, PackedWeights]:
+    """The decoder in a folder with its linear layers in panels alone: each is packed as it is read, so that no more than one
+    is ever there in floats. Embeddings, norms and biases are of `dtype`. Raises ModelError, NativeUnavailable."""
+    library = load_library()
+    with torch.device("meta"):
+        shapes = linear_shapes(Decoder(spec_of(folder)))
+    packed = PackedWeights(shapes, weights, library.ask_for_large_pages)
+
+    def taken(name: str, tensor: Tensor) -> bool:
+        layer = name.removesuffix(".weight")
+        if layer in shapes and name.endswith(".weight"):
+            packed.add(layer, tensor)
+            return True
+        if layer == WORDS and tied:  # a tied head is packed, too, and the table stays for looking words up
+            packed.add(HEAD, tensor)
+        return False
+
+    tied = spec_of(folder).tied
+    return load_decoder(folder, "cpu", dtype, taken=taken), packed

@@ -25,10 +25,13 @@ from anytorch.text.decoders.model import Decoder
 from anytorch.text.decoders.rows import Rows
 from anytorch.text.decoders.steps import RecordedSteps
 from anytorch.text.packed.encoder import available_cores
-from anytorch.text.persistent import cuda
+from anytorch.text.persistent import cuda, guesses
+from anytorch.text.persistent import trace as launch_trace
 from anytorch.text.persistent.fused import FusedSteps, steps_for
+from anytorch.text.persistent.guesses import Lookup
 from anytorch.text.persistent.host import HostKernel
 from anytorch.text.persistent.layers import Layers
+from anytorch.text.persistent.traces import StepTrace, check_buffer, save_trace
 
 log = logs.logger(__name__)
 
@@ -46,6 +49,11 @@ class PersistentKernel(Layers):
     `num_workers`: threads on a CPU; left out, or more than there are: as many as there are cores. A GPU has one worker on
     each multiprocessor. `num_local_schedulers` and `num_remote_schedulers` are accepted: who computes what is fixed
     before the first token, and nobody schedules. `world_size` is 1: a model over several cards is not supported.
+
+    `spec_decode_config`: {"method": "promptlookup", "ngram_size": 3, "spec_length": 5}, or an object with these attributes:
+    `generate` guesses that a text goes on as it did before after the same tokens, and reads a guess at once; the tokens are
+    the same as without. `profiler_tensor`: uint64 [words] of the CPU; what every worker did when is written there by each
+    call, and `save_trace(path)` makes a file for Perfetto of it. Of one launch it is the last token, block by block.
     """
 
     def __init__(
@@ -68,10 +76,10 @@ class PersistentKernel(Layers):
                 f"world_size={world_size}, mpi_rank={mpi_rank}: one process decodes on one device",
                 hint="leave both out; larger models run in tiers (anytorch.memory)",
             )
-        if spec_decode_config is not None:
-            raise UsageError("spec_decode_config: speculative decoding is not built yet", hint="pass None")
-        if profiler_tensor is not None:
-            raise UsageError("profiler_tensor: traces are not built yet", hint="pass None")
+        self.lookup = Lookup.of(spec_decode_config)
+        self.guesses: dict[str, int] = {}  # of the last generation: readings, tokens that were guessed, and right
+        self.profiler_tensor = profiler_tensor
+        self._trace = None if profiler_tensor is None else check_buffer(profiler_tensor)
         for name, count, least in (
             ("num_workers", num_workers, 1),
             ("num_local_schedulers", num_local_schedulers, 0),
@@ -98,6 +106,8 @@ class PersistentKernel(Layers):
         rows: int = 1,
         num_workers: int | None = None,
         eos_token_id: int | None = None,
+        spec_decode_config: Any = None,
+        profiler_tensor: Tensor | None = None,
     ) -> PersistentKernel:
         """A kernel for a decoder where it is, or for the one in a Hugging Face folder on the device of `backend`.
 
@@ -112,9 +122,23 @@ class PersistentKernel(Layers):
                 hint="move it there first, or leave backend out",
             )
         positions = min(max_seq_length or model.spec.max_positions, model.spec.max_positions)
-        made = cls(num_workers=num_workers, max_seq_length=positions, eos_token_id=eos_token_id)
+        made = cls(
+            num_workers=num_workers,
+            max_seq_length=positions,
+            eos_token_id=eos_token_id,
+            spec_decode_config=spec_decode_config,
+            profiler_tensor=profiler_tensor,
+        )
         made.device = model.lm_head.weight.device
-        made._rows = _fastest(model, rows, positions, made.num_workers)
+        made._rows = _fastest(
+            model, rows, positions, made.num_workers, alone=made.lookup is None, profile=made._trace is not None
+        )
+        if isinstance(made._rows, HostKernel):
+            made._rows.trace = made._trace
+        elif made._trace is not None and not isinstance(made._rows, cuda.CudaKernel):
+            raise UsageError(
+                "profiler_tensor: traces are of the CPU's kernel and of one launch", hint="of others use torch.profiler"
+            )
         return made
 
     def generate(
@@ -134,9 +158,23 @@ class PersistentKernel(Layers):
             if len(prompts) > 1:
                 raise InputError(f"{len(prompts)} prompts: there are 1 rows")  # as other ways say it
             made = [self._rows.generate(prompt, max_new_tokens, ends) for prompt in prompts]
+        elif self.lookup is not None and len(prompts) == 1:
+            found, self.guesses = guesses.generate(self._rows, prompts[0], max_new_tokens, ends, self.lookup)
+            made = [found]
         else:
             made = self._rows.generate(prompts, max_new_tokens, ends)
         return made if several else made[0]
+
+    def save_trace(self, path: str | Path) -> int:
+        """Write what the last call noted in `profiler_tensor` as a file that Perfetto and Chrome open; gives the number of
+        its events."""
+        if self._trace is None:
+            raise UsageError(
+                "this kernel notes nothing", hint="pass profiler_tensor=torch.zeros(384_000, dtype=torch.uint64)"
+            )
+        if isinstance(self._rows, cuda.CudaKernel) and self._rows.marks is not None:
+            return launch_trace.write_trace(self._rows.marks, path)
+        return save_trace(self._trace, path)
 
     # --- written down ------------------------------------------------------------------------------------------------
 
@@ -171,6 +209,7 @@ class PersistentKernel(Layers):
         known = [int(one) for one in prompts.tolist()] if prompts is not None else [place + 1 for place in places]
         end = min(self.max_seq_length, tokens.shape[1])
         going = [row for row, place in enumerate(places) if place + 1 < end]
+        trace = None if self._trace is None else StepTrace(self._trace)
         while going:
             now = tokens.gather(1, step.to(torch.int64).view(-1, 1))
             self.input.tensor.copy_(now.view(self.input.dims))
@@ -187,6 +226,8 @@ class PersistentKernel(Layers):
                     still.append(row)
             step.copy_(torch.tensor(places, dtype=step.dtype))
             going = still
+            if trace is not None:
+                trace.did_step()
         return tokens
 
     def _step(self) -> Tensor:
@@ -202,7 +243,8 @@ class PersistentKernel(Layers):
         if isinstance(self._rows, cuda.CudaKernel):
             return f"one launch for all tokens of a text, {self._rows.blocks} blocks on {self.device}"
         if isinstance(self._rows, HostKernel):
-            return f"one call of C++ for all tokens of up to {self._rows.rows} texts, {self._rows.threads} workers"
+            how = "all tokens" if self.lookup is None else f"up to {1 + self.lookup.spec_length} guessed tokens"
+            return f"one call of C++ for {how} of up to {self._rows.rows} texts, {self._rows.threads} workers"
         if isinstance(self._rows, RecordedSteps):
             whose = "our own kernels" if isinstance(self._rows, FusedSteps) else "torch's kernels"
             return f"a recorded step of {whose} for each token of up to {self._rows.rows} texts on {self.device}" + (
@@ -211,23 +253,27 @@ class PersistentKernel(Layers):
         if self._recorder is None:
             return f"a program of {len(self.work)} pieces of work that is not compiled"
         how = f"; not recorded: {self._recorder.failed}" if self._recorder.failed else ""
+        how += "" if self.lookup is None else "; no guesses: a program that is written down computes one token of a row"
         return f"a recorded step of {len(self.work)} layers for each token, on {self._recorder.device}{how}"
 
 
-def _fastest(decoder: Decoder, rows: int, positions: int, workers: int) -> Rows | cuda.CudaKernel:
-    """One launch, one call of C++, or recorded steps: the first of these that the device and the model allow."""
+def _fastest(
+    decoder: Decoder, rows: int, positions: int, workers: int, *, alone: bool = True, profile: bool = False
+) -> Rows | cuda.CudaKernel:
+    """One launch, one call of C++, or recorded steps: the first of these that the device and the model allow. `alone`: the
+    tokens of a text come one by one, which one launch needs."""
     weight = decoder.lm_head.weight
     if weight.device.type == "cpu":
         try:
             return HostKernel(decoder, rows, positions, workers)
         except NativeUnavailable as exc:
             log.info("recorded steps in place of C++: %s", exc.message)
-    elif rows == 1 and not (why := cuda.refusal(decoder.spec, weight.dtype, weight.device)):
+    elif rows == 1 and alone and not (why := cuda.refusal(decoder.spec, weight.dtype, weight.device)):
         try:
-            return cuda.CudaKernel(decoder, positions)
+            return cuda.CudaKernel(decoder, positions, profile=profile)
         except NativeUnavailable as exc:
             log.info("recorded steps in place of one launch: %s", exc.message)
-    elif rows == 1:
+    elif rows == 1 and alone:
         log.info("recorded steps in place of one launch: %s", why)
     return steps_for(decoder, rows, positions)[0]
 

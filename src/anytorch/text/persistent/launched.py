@@ -7,6 +7,7 @@ there, and goes on in steps when somebody comes.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ log = logs.logger(__name__)
 
 SAME_ROUNDED = 0.2  # of the logits' size: a launch with packed weights rounds what they are multiplied with, too
 
+LAUNCH_S = 0.1  # that a launch may take; the pause until the next one is a thousandth of it
+READ_RATE = 3e12  # bytes per second that a launch reads or more: H100, H200
+
 _why_not: dict[tuple[Any, ...], str] = {}  # by model and device: why nothing is launched there; "" where it is
 
 
@@ -41,6 +45,8 @@ class LaunchedSteps(FusedSteps):
             cuda.lay_out(decoder)
         super().__init__(decoder, rows, positions)
         self.launch = cuda.CudaKernel(decoder, kept=self.kept, weights=packed)
+        numbers = decoder.spec.weight_numbers() * decoder.lm_head.weight.element_size()
+        self.portion = portion_of(numbers if packed is None else packed.nbytes)
 
     @torch.no_grad()
     def tokens(self, rows: Sequence[int], choices: Sequence[Choice]) -> Generator[list[int], None, None]:
@@ -48,17 +54,27 @@ class LaunchedSteps(FusedSteps):
             yield from super().tokens(rows, choices)
             return
         row, choice, (token, place) = rows[0], choices[0], self._next[:, rows[0]].tolist()
-        most = self.positions if choice.most is None else choice.most
-        made = self.launch.launched(row, token, place, most, choice.ends)
+        left = self.positions if choice.most is None else choice.most
         length, given = self.lengths[row], 0
         try:
-            for one in made:
-                self.lengths[row] = length + given  # whoever goes on has followed with the one before
-                given += 1
-                yield [one]
+            while left > 0:
+                count, before = min(left, self.portion), given
+                with closing(self.launch.launched(row, token, place, count, choice.ends)) as made:
+                    for token in made:
+                        self.lengths[row] = length + given  # whoever goes on has followed with the one before
+                        given += 1
+                        yield [token]
+                if given - before < count or token in choice.ends:
+                    return
+                place, left = place + count, left - count
         finally:
-            made.close()
             self._wait(row)
+
+
+def portion_of(nbytes: int) -> int:
+    """Tokens of one launch, by the bytes that each reads. A launch has all multiprocessors, so whatever else the process
+    computes on the GPU waits for its end: about a tenth of a second."""
+    return max(8, round(LAUNCH_S * READ_RATE / max(1, nbytes)))
 
 
 def rows_for(

@@ -6,16 +6,18 @@ Q4_0) and put in the order of `code/panels.h`. Rows are padded to whole panels, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anytorch.devices.oom import telling_out_of_memory
+from anytorch.errors import InputError
 from anytorch.quant.formats import parse
 from anytorch.quant.tensor import QuantTensor, pack, split_codes
+from anytorch.text.decoders.model import Decoder
 
 FORMATS = {"int8": "int8-g32", "int4": "int4-sym-g32"}
 ROWS, COLUMNS = 16, 32  # of a panel, of a group; mirrors code/panels.h
@@ -76,6 +78,35 @@ class PanelMemory:
     def _take(self, nbytes: int) -> Tensor:
         taken, self._left = self._left[:nbytes], self._left[_in_lines(nbytes) :]
         return taken
+
+
+class PackedWeights:
+    """The linear layers of a decoder in panels, by their names; all of its kernels read the same ones."""
+
+    def __init__(
+        self, shapes: Mapping[str, Sequence[int]], weights: str, ask_for_large_pages: Callable[[int, int], object]
+    ) -> None:
+        self._memory = PanelMemory(shapes.values(), weights, ask_for_large_pages)
+        self._wanted = dict(shapes)
+        self.by_name: dict[str, Panels] = {}
+
+    @property
+    def bits(self) -> int:
+        return self._memory.format.bits
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes
+
+    def add(self, name: str, weight: Tensor) -> None:
+        if tuple(weight.shape) != tuple(self._wanted[name]):
+            raise InputError(f"{name} is {list(weight.shape)}, not {list(self._wanted[name])}")
+        self.by_name[name] = self._memory.add(weight)
+
+
+def linear_shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
+    """The shapes of a decoder's linear layers, the head among them, by name and in the order a token reads them."""
+    return {name: tuple(one.weight.shape) for name, one in decoder.named_modules() if isinstance(one, nn.Linear)}
 
 
 def unpacked(panels: Panels) -> Tensor:

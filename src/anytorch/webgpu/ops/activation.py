@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from anytorch.webgpu.kernels import op_of, pointwise_kernel, register_forms, register_kernels, register_pointwise
+from anytorch.webgpu.kernels import (
+    RULES,
+    op_of,
+    pointwise_kernel,
+    register_forms,
+    register_kernels,
+    register_pointwise,
+)
 from anytorch.webgpu.launch import to_meta
 from anytorch.webgpu.pointwise import Rule, run
 from anytorch.webgpu.tensors import aten
@@ -84,6 +91,9 @@ GRADIENTS = {
     "hardshrink_backward": Rule("select({0}, {T}(0), at_most_{T}(-{2}, {1}) && at_most_{T}({1}, {2}))"),
 }
 
+# Gradients that may be functions of the result: the place of the slope among the arguments, and torch's name for the op.
+OF_RESULTS = {"elu_backward": (1, "elu"), "leaky_relu_backward": (2, "leakyReLu")}
+
 LOG_SIGMOID = Rule("minimum_{T}({0}, 0.0) - log1p_{T}(exp_{T}(-abs({0})))")
 LOG_SIGMOID_BACKWARD = Rule("{0} * sigmoid_{T}(-{1})")
 PRELU_INPUT = Rule("select({2} * {0}, {0}, {1} > {T}(0))", compute="output")
@@ -91,6 +101,26 @@ PRELU_WEIGHT = Rule("select({1} * {0}, {T}(0), {1} > {T}(0))", compute="output")
 GLU = Rule("{0} * sigmoid_{T}({1})")
 GLU_FIRST = Rule("{0} * sigmoid_{T}({2})")
 GLU_SECOND = Rule("{0} * {1} * sigmoid_{T}({2}) * (1.0 - sigmoid_{T}({2}))")
+
+
+def _of_result(op: Any, rule: Rule, which: int, name: str) -> Callable[..., Any]:
+    """The gradient of an activation that was computed in place is a function of its result, which a negative slope
+    (argument `which`) makes two-valued: torch refuses it, and so does this kernel."""
+    kernel = pointwise_kernel(op, rule)
+    names = [argument.name for argument in op._schema.arguments]
+    result_at = names.index("self_is_result" if "self_is_result" in names else "is_result")
+
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        if values[names[result_at]] and values[names[which]] < 0.0:
+            raise RuntimeError(
+                f"In-place {name} backward calculation is triggered with a negative slope which is not supported. "
+                "This is caused by calling in-place forward function with a negative slope, "
+                "please call out-of-place version instead."
+            )
+        return kernel(*args, **kwargs)
+
+    return gradient
 
 
 def _like(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -133,7 +163,11 @@ KERNELS: dict[str, Callable[..., Any]] = {
 
 def register(library: torch.library.Library) -> None:
     for name, rule in (*ACTIVATIONS.items(), *GRADIENTS.items()):
-        register_pointwise(library, op_of(name), rule)
+        if name not in OF_RESULTS:
+            register_pointwise(library, op_of(name), rule)
+    for name, (which, said) in OF_RESULTS.items():
+        RULES[op_of(name)] = GRADIENTS[name]
+        register_forms(library, op_of(name), partial(_of_result, rule=GRADIENTS[name], which=which, name=said))
     for name, expression in (("logit", _logit), ("logit_backward", _logit_backward)):
         register_forms(library, op_of(name), partial(pointwise_kernel, rule=Rule(expression, compute="float")))
     register_kernels(library, KERNELS)

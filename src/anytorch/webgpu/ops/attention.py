@@ -361,6 +361,11 @@ def scaled_dot_product_attention(
             out = sized_tensor(*known.result)
             known(addresses, out.data_ptr())
             return out
+    if not q.dtype == k.dtype == v.dtype:
+        raise RuntimeError(
+            f"Expected query, key, and value to have the same dtype, but got query.dtype: {q.dtype} "
+            f"key.dtype: {k.dtype} and value.dtype: {v.dtype} instead."
+        )
     if choice(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa) == OVERRIDEABLE:
         if direct:
             made, _, used = forward(q, k, v, mask, causal, _scale(q, scale), wants_sums=False)

@@ -47,8 +47,6 @@ SELECTION = {
     **dict.fromkeys(("clamp_min", "clamp_min.Tensor"), LOWER),
     **dict.fromkeys(("clamp_max", "clamp_max.Tensor"), UPPER),
     "where.self": Rule("select({2}, {1}, {0} != {T}(0))", compute="output"),
-    "masked_fill.Scalar": Rule("select({0}, {2}, {1} != {T}(0))", compute="input"),
-    "masked_fill.Tensor": Rule("select({0}, {2}, {1} != {T}(0))", compute="input"),
     "threshold": Rule("select({0}, {2}, at_most_{T}({0}, {1}))", compute="output"),
 }
 
@@ -60,6 +58,28 @@ BITS = {
     "isneginf": "is_inf({0}) && {0} < 0.0",
     "signbit": "(bitcast<u32>({0}) >> 31u) == 1u",
 }
+
+
+MASKED_FILL = Rule("select({0}, {2}, {1} != {T}(0))", compute="input")
+
+
+def _masked_fill(op: Any) -> Callable[..., Any]:
+    """In place, an expanded tensor may be filled, as on the CPU: a value written twice to one place is the same value."""
+    kernel = pointwise_kernel(op, MASKED_FILL)
+    if op._opname != "masked_fill_":
+        return kernel
+
+    def masked_fill(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
+        shared = [d for d, step in enumerate(self.stride()) if not step and self.size(d) > 1]
+        if not shared or not self.numel():
+            return kernel(self, mask, value)  # type: ignore[no-any-return]
+        anywhere, places = mask.expand(self.shape).any(shared, keepdim=True), self
+        for d in shared:
+            places = places.narrow(d, 0, 1)
+        kernel(places, anywhere, value)
+        return self
+
+    return masked_fill
 
 
 def _bits(op: Any, expression: str, integers: str) -> Callable[..., Any]:
@@ -131,6 +151,9 @@ def register(library: torch.library.Library) -> None:
             register_pointwise(library, op_of(f"{name}.{overload}"), Rule("{bool}" + expression))
     for name, rule in (*LOGIC.items(), *SELECTION.items()):
         register_pointwise(library, op_of(name), rule)
+    for op in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
+        RULES[op] = MASKED_FILL
+        register_forms(library, op, _masked_fill)
     RULES[aten.clamp.default] = RULES[aten.clamp.Tensor] = BOTH
     for name, expression in BITS.items():
         RULES[op_of(name)] = Rule("{bool}" + expression, compute="input")

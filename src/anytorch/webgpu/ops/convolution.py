@@ -13,15 +13,18 @@ from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl import conv as wgsl
 from anytorch.gpu.wgsl.matmul import render
+from anytorch.webgpu import matrix_convolution
 from anytorch.webgpu.copies import contiguous, narrowed, on_device
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of, word_dtype
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.launch import check_devices
+from anytorch.webgpu.matrix_convolution import Gather, convolve, offered
+from anytorch.webgpu.matrix_products import MatrixTiling, in_use
 from anytorch.webgpu.ops.pooling import Triple, triple
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.products import finish, schedule_grid
 from anytorch.webgpu.tensors import KEY, aten, new_contiguous, new_tensor
-from anytorch.webgpu.tuning import DIRECT, Shape, Tiling, choose
+from anytorch.webgpu.tuning import DIRECT, AnyTiling, Shape, Tiling, choose
 
 
 def _spatial(tensor: torch.Tensor) -> Triple:
@@ -156,10 +159,15 @@ def _flat_places(result: torch.Tensor, places: int) -> torch.Tensor:
     return result.as_strided((result.shape[0], result.shape[1], places), (image, channel, place))
 
 
+def _channels_last(*tensors: torch.Tensor) -> bool:
+    """Is one of these channels last, and not as well the other way?"""
+    last = torch.channels_last
+    return any(t.dim() == 4 and t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in tensors)
+
+
 def _new_result(size: Sequence[int], dtype: torch.dtype, like: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Channels last if the input or the weight is, as torch's own convolutions do."""
-    last = torch.channels_last
-    if len(size) == 4 and any(t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in (like, weight)):
+    if _channels_last(like, weight):
         _, channels, height, width = size
         return new_tensor(size, (channels * height * width, 1, width * channels, channels), dtype)
     return new_contiguous(size, dtype)
@@ -193,6 +201,71 @@ def _apply(
     like: torch.Tensor,
 ) -> torch.Tensor:
     """A plain ("gather") or transposed ("scatter") convolution of x into a tensor of `size`."""
+    if kind == "gather" and (done := _on_matrix_cores(x, weight, bias, size, s, groups, like)) is not None:
+        return done
+    return _by_shaders(kind, x, weight, bias, size, s, groups, like)
+
+
+def _on_matrix_cores(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    size: Sequence[int],
+    s: Settings,
+    groups: int,
+    like: torch.Tensor,
+) -> torch.Tensor | None:
+    """The plain convolution by the GPU's matrix cores; None where they cannot compute it or are slower."""
+    runtime = open_runtime()
+    if not in_use(runtime, x.dtype) or s.rank > 2 or 0 in (x.numel(), weight.numel(), *size):
+        return None
+    if _channels_last(like, weight):
+        return None  # so must the result be then
+    weight, x = contiguous(weight), _readable(x)
+    bias = contiguous(bias) if bias is not None else None
+    (_, *kernel), (_, *stride), (_, *padding), (_, *dilation) = s.geometry
+    _, height, width = _spatial(x)
+    gather = Gather(
+        *(groups, x.shape[1] // groups, size[1] // groups, size[0]),
+        size=(height, width),
+        result=(size[-2] if s.rank == 2 else 1, size[-1]),
+        kernel=(kernel[0], kernel[1]),
+        stride=(stride[0], stride[1]),
+        padding=(padding[0], padding[1]),
+        dilation=(dilation[0], dilation[1]),
+    )
+    key = ("matrix convolution", x.dtype, gather, _strides(x), weight.data_ptr() & 15, bias is None)
+
+    def launch(choice: MatrixTiling) -> Plan:
+        return matrix_convolution.plan(runtime, gather, choice, name_of(x.dtype), _strides(x), bias is not None)
+
+    def run(choice: AnyTiling) -> torch.Tensor:
+        if isinstance(choice, MatrixTiling):
+            return convolve(launch(choice), x, weight, bias, size)
+        return _by_shaders("gather", x, weight, bias, size, s, groups, like)
+
+    known = plans[key]
+    if known is None:
+        known = "slower, or not possible"
+        if tiles := offered(runtime, x, weight, gather):
+            shape = Shape(groups, gather.rows, gather.columns, gather.steps, "n", gathered=True)
+            choice = choose(runtime, shape, name_of(x.dtype), run, tiles)
+            if isinstance(choice, MatrixTiling):
+                known = launch(choice)
+        plans[key] = known
+    return convolve(known, x, weight, bias, size) if isinstance(known, Plan) else None
+
+
+def _by_shaders(
+    kind: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    size: Sequence[int],
+    s: Settings,
+    groups: int,
+    like: torch.Tensor,
+) -> torch.Tensor:
     result = _new_result(size, word_dtype(x.dtype), like, weight)
     if result.numel() == 0:
         return narrowed(result, x.dtype)

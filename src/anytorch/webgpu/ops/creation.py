@@ -14,8 +14,8 @@ from anytorch.webgpu.launch import META, NoKernel, to_meta
 from anytorch.webgpu.pointwise import Rule, run
 from anytorch.webgpu.tensors import KEY, aten, buffer_of, is_ours, new_contiguous, storage_nbytes
 
-FILL = Rule("{1}", compute="input")
-ZERO = Rule("{0}", compute="output")
+FILL = Rule("{1}", compute="input", constant=True)
+ZERO = Rule("{0}", compute="output", constant=True)
 LARGE = 1 << 16  # from here on clearing a buffer beats a kernel: it ends the compute pass, which costs a few µs
 
 # In these `i` is the element's place in the output.
@@ -79,28 +79,33 @@ def fill_tensor_(self: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return self.copy_(value.expand(self.shape)) if is_ours(value) else self.fill_(value.item())
 
 
+def _counted_into(out: torch.Tensor, length: int, rule: Rule, op: Any, numbers: tuple[Any, ...]) -> torch.Tensor:
+    """Run a rule of `i` over `length` elements of `out`, which keeps its shape and strides if it has as many."""
+    if out.numel() != length:
+        resized(out, (length,))
+    return run(rule, op, numbers, (), _in_one_binding(out))
+
+
 def arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
     numbers = (start, end, step)
     if all(type(v) is int for v in numbers) and step != 0 and (end - start) * step >= 0 and out.dtype is torch.int64:
         shape: tuple[int, ...] = (-((start - end) // step),)  # the usual case; the rest, and what is wrong, is torch's
     else:
         shape = aten.arange.start_step(start, end, step, dtype=out.dtype, device=META).shape
-    resized(out, shape)
-    return run(STEPS, aten.arange.start_out, (start, step), (), _in_one_binding(out))
+    return _counted_into(out, shape[0], STEPS, aten.arange.start_out, (start, step))
 
 
 def linspace(start: Any, end: Any, steps: int, *, out: torch.Tensor) -> torch.Tensor:
     if steps < 0:
         raise RuntimeError("number of steps must be non-negative")
-    resized(out, (steps,))
     if steps == 0:
-        return out
+        return resized(out, (0,))
     if steps == 1:
-        return out.fill_(start)
+        return (out if out.numel() == 1 else resized(out, (1,))).fill_(start)
     if not out.is_floating_point() or steps >= EXACT:
         raise NoKernel
     step = (float(end) - float(start)) / (steps - 1)
-    return run(BETWEEN, aten.linspace.out, (start, end, step, steps), (), _in_one_binding(out))
+    return _counted_into(out, steps, BETWEEN, aten.linspace.out, (start, end, step, steps))
 
 
 def eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:

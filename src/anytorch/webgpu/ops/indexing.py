@@ -11,6 +11,7 @@ device (`gpu.faults`).
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -31,6 +32,9 @@ from anytorch.webgpu.launch import NoKernel, check_devices, made_by, result_of
 from anytorch.webgpu.tensors import KEY, NAME, aten, device
 
 INDEX_DTYPES = (torch.int64, torch.int32)
+BYTE_MASK = (
+    "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."  # torch's own words
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Place:
     def combine(self, target: torch.Tensor, source: torch.Tensor, mode: str) -> None:
         """Like `write`, for every dtype that is `combinable`, beside if need be."""
         if not combinable(target.dtype, mode):
-            raise RuntimeError(f"webgpu: {target.dtype} cannot be combined by {mode} on this device; use another dtype")
+            raise NoKernel
         if 0 in self.size or target.numel() == 0:
             return
         if target.dtype in (torch.float32, torch.int32, torch.int64):
@@ -185,6 +189,8 @@ def advanced(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Pl
                         f"The shape of the mask {list(index.shape)} at index {d} does not match the shape of the indexed "
                         f"tensor {list(target.shape)} at index {number + d}"
                     )
+            if index.dtype is torch.uint8:
+                warnings.warn(BYTE_MASK, stacklevel=2)
             chosen = positions(index if index.dtype is torch.bool else index.ne(0))
             found += [(dim + d, column) for d, column in enumerate(chosen.unbind(1))]
             dim += index.dim()

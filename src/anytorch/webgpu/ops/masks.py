@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from anytorch.gpu.runtime import open_runtime
+from anytorch.webgpu.dtypes import spoken
 from anytorch.webgpu.indexed import positions
-from anytorch.webgpu.kernels import register_kernels
+from anytorch.webgpu.kernels import into, register_kernels
 from anytorch.webgpu.launch import NoKernel
 from anytorch.webgpu.ops.indexing import (
     INDEX_DTYPES,
@@ -99,14 +99,19 @@ def bincount(source: torch.Tensor, weights: torch.Tensor | None = None, minlengt
 
 def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
     """Which element each place of the result comes from: a mark where each run begins, summed up."""
+    if repeats.dtype not in INDEX_DTYPES:
+        raise RuntimeError("repeats has to be Long or Int tensor")
     if repeats.dim() != 1:
         raise RuntimeError("repeat_interleave only accept 1D vector as repeat")
     if repeats.numel() == 0:
         return new_contiguous((0,), repeats.dtype)
     ends = repeats.cumsum(0)
-    length = int(ends[-1].item()) if output_size is None else output_size
-    if open_runtime().faults.checks == "now" and int(repeats.amin().item()) < 0:
-        raise RuntimeError("repeats can not be negative")
+    if output_size is None:  # the wait for the length brings the check along
+        length, fewest = torch.stack((ends[-1], repeats.amin().to(ends.dtype))).tolist()
+        if fewest < 0:
+            raise RuntimeError("repeats can not be negative")
+    else:
+        length = output_size
     return counted(ends[:-1], length).cumsum(0).to(repeats.dtype)
 
 
@@ -203,8 +208,17 @@ def weights_backward(
     return share if padding_idx < 0 else share.masked_fill(indices.eq(padding_idx), 0)
 
 
+def nonzero_out(source: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    if out.dtype is not torch.int64:
+        raise RuntimeError(
+            f"nonzero: Expected out tensor to have scalar type Long but got scalar type {spoken(out.dtype)}"
+        )
+    return into(out, nonzero(source))
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
     "nonzero": nonzero,
+    "nonzero.out": nonzero_out,
     "masked_select": masked_select,
     "masked_scatter_": masked_scatter,
     "embedding_dense_backward": embedding_dense_backward,

@@ -14,6 +14,7 @@ from anytorch.gpu.plans import plans
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of
 from anytorch.webgpu.fallback import fallback
+from anytorch.webgpu.folds import reduce_dims
 from anytorch.webgpu.kernels import in_place, op_of, with_out
 from anytorch.webgpu.launch import NoKernel, Result, check_devices, infer, result_of, unwatched
 from anytorch.webgpu.oversize import halving
@@ -53,8 +54,35 @@ def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return product(_plain(a), _plain(b), new_contiguous((a.shape[0], a.shape[1], b.shape[2]), a.dtype))
 
 
+LONG = 4096  # elements that a thread of a product's may add up one after the other
+MOST_BESIDE = 1 << 20
+
+
+def _by_parts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
+    """a @ b in float32 where each element is a long sum and there are few of them: parts of it as a batch of products, added
+    up by levels, so that the error does not grow with the length. None: one product will do."""
+    k = a.shape[1]
+    parts = k // LONG
+    if parts < 2 or a.shape[0] * b.shape[1] * parts > MOST_BESIDE or a.dtype not in FLOATS:
+        return None
+    whole, size = parts * LONG, (a.shape[0], b.shape[1])
+    left = a.narrow(1, 0, whole).unflatten(1, (parts, LONG)).transpose(0, 1)
+    right = b.narrow(0, 0, whole).unflatten(0, (parts, LONG))
+    total = product(left, right, new_contiguous((parts, *size), torch.float32)).sum(0)
+    if whole < k:
+        rest = product(
+            a.narrow(1, whole, k - whole), b.narrow(0, whole, k - whole), new_contiguous(size, torch.float32)
+        )
+        total = total.add_(rest)
+    return total
+
+
 def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     _check(aten.mm.default, a, b)
+    if a.shape[1] >= 2 * LONG:
+        total = _by_parts(_plain(a), _plain(b))
+        if total is not None:
+            return total.to(a.dtype)
     return product(_plain(a), _plain(b), new_contiguous((a.shape[0], b.shape[1]), a.dtype))
 
 
@@ -130,7 +158,7 @@ def _known_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
         found = make_product(rows, weight.t(), made.view(rows.shape[0], -1), bias, "")
     except BindingTooLarge:
         return LEFT_TO_TORCH
-    if found.copies or (found.beside and KINDS[name_of(x.dtype)].lanes > 1):
+    if found.beside and KINDS[name_of(x.dtype)].lanes > 1:
         return LEFT_TO_TORCH
     return Linear(found, made, bias, rows.shape[0])
 
@@ -143,11 +171,17 @@ def _added(
     dtype = a.dtype
     if isinstance(beta, complex) or isinstance(alpha, complex) or (activation and dtype not in FLOATS):
         raise NoKernel
-    if dtype not in FLOATS:  # exact in integers: scaled and added by pointwise kernels
+    if dtype not in FLOATS:  # integers, exactly, and float64: scaled and added by pointwise kernels
         whole = mm(a, b) if a.dim() == 2 else bmm(a, b)
-        alpha, beta = int(alpha), int(beta)  # as torch does
+        if not dtype.is_floating_point:
+            alpha, beta = int(alpha), int(beta)  # as torch does
         scaled = whole * alpha if alpha != 1 else whole
         return scaled if beta == 0 else torch.add(scaled, d, alpha=beta)
+    if a.dim() == 2 and a.shape[1] >= 2 * LONG and not activation:
+        total = _by_parts(_plain(a), _plain(b))
+        if total is not None:
+            scaled = total if alpha == 1 else total.mul_(alpha)
+            return (scaled if beta == 0 else scaled.add(_plain(d), alpha=beta)).to(dtype)
     result = new_contiguous((*a.shape[:-1], b.shape[-1]), dtype)
     added = _plain(d) if beta != 0 else None
     return product(_plain(a), _plain(b), result, added, float(alpha), float(beta), activation)
@@ -184,6 +218,8 @@ def addbmm(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, 
 
 def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     _check(aten.dot.default, x, y)
+    if x.dtype in FLOATS:  # a sum by levels, however long
+        return reduce_dims("dot", (_plain(x), _plain(y)), (0,), [x.dtype], (), compute="f32")[0]
     return mm(x.unsqueeze(0), y.unsqueeze(1)).view(())
 
 

@@ -16,13 +16,13 @@ from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.philox import WORKGROUP, Dropout, Random, render, render_dropout
 from anytorch.webgpu import random
 from anytorch.webgpu.copies import contiguous, on_device
-from anytorch.webgpu.dtypes import FLOATS, computable, name_of
+from anytorch.webgpu.dtypes import FLOATS, computable, name_of, spoken
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import op_of, register_kernels, register_pointwise, resized
 from anytorch.webgpu.launch import NoKernel, plan_over
 from anytorch.webgpu.oversize import Windows, in_windows
 from anytorch.webgpu.pointwise import Rule, clip
-from anytorch.webgpu.tensors import KEY, aten, device, new_contiguous
+from anytorch.webgpu.tensors import KEY, aten, device, new_contiguous, new_tensor
 
 _FLOAT, _WORD = struct.Struct("<f"), struct.Struct("<I")
 
@@ -100,6 +100,7 @@ class Distribution:
     name: str
     wrong: Callable[[float, float], bool] = lambda first, second: False
     expects: str = ""
+    integers: bool = False  # may the tensor be of integers?
 
 
 DISTRIBUTIONS = {
@@ -114,10 +115,10 @@ DISTRIBUTIONS = {
         "exponential", lambda rate, _: rate <= 0, "exponential_ expects its parameter > 0.0, but found {}"
     ),
     "bernoulli_.float": Distribution(
-        "bernoulli", lambda p, _: not 0 <= p <= 1, "bernoulli_ expects p to be in [0, 1], but got p={}"
+        "bernoulli", lambda p, _: not 0 <= p <= 1, "bernoulli_ expects p to be in [0, 1], but got p={}", True
     ),
     "geometric_": Distribution(
-        "geometric", lambda p, _: not 0 < p < 1, "geometric_ expects p to be in (0, 1), but got p={}"
+        "geometric", lambda p, _: not 0 < p < 1, "geometric_ expects p to be in (0, 1), but got p={}", True
     ),
     "cauchy_": Distribution("cauchy"),
 }
@@ -135,6 +136,8 @@ def _distribution(op: Any, drawn: Distribution) -> Callable[..., torch.Tensor]:
         first, second = (*values, 0.0)[:2]
         if drawn.wrong(float(first), float(second)):
             raise RuntimeError(drawn.expects.format(float(first), float(second)))
+        if not (drawn.integers or self.is_floating_point() or self.is_complex()):
+            raise NotImplementedError(f'"{op._opname}" not implemented for {spoken(self.dtype)!r}')
         if not computable(self.dtype) or self.dtype is torch.float64:
             return fallback(op, self, *values, generator=generator)
         return _generate(self, drawn.name, (_bits(first), _bits(second)), torch.float32, generator)
@@ -185,6 +188,11 @@ def random_from(
 def randperm(n: int, generator: torch.Generator | None = None, *, out: torch.Tensor) -> torch.Tensor:
     if n < 0:
         raise RuntimeError(f"n must be non-negative, got {n}")
+    top = LARGEST.get(out.dtype) or (1 if out.dtype is torch.bool else torch.iinfo(out.dtype).max)
+    if n - 1 > top:
+        raise RuntimeError(
+            f"n is too large for result tensor type: {out.dtype} holds whole numbers up to {top}, n is {n}"
+        )
     resized(out, (n,))
     if n < 2:
         return out.zero_()
@@ -192,7 +200,7 @@ def randperm(n: int, generator: torch.Generator | None = None, *, out: torch.Ten
     return out.copy_(torch.argsort(keys))
 
 
-def _normal(mean: Any, std: Any, generator: torch.Generator | None = None) -> torch.Tensor:
+def _normal(mean: Any, std: Any = 1.0, generator: torch.Generator | None = None) -> torch.Tensor:
     """normal with tensors for its parameters."""
     if isinstance(std, torch.Tensor):
         if not std.is_complex() and std.numel() and bool((std < 0).any()):
@@ -217,9 +225,10 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
     if not native or n * input.dtype.itemsize > open_runtime().binding_limit:
         mask = torch.empty(input.shape, dtype=torch.bool, device=input.device).bernoulli_(1.0 - p)
         return input * mask * scale, mask
-    dense = contiguous(input)
-    out = new_contiguous(input.shape, input.dtype)
-    mask = new_contiguous(input.shape, torch.bool)
+    # Element by element in memory: any dense layout will do, and is kept.
+    dense = input if aten.is_non_overlapping_and_dense(input) else contiguous(input)
+    out = new_tensor(input.shape, dense.stride(), input.dtype)
+    mask = new_tensor(input.shape, dense.stride(), torch.bool)
     seed, counter = random.take(n)
     numbers = _numbers(seed, counter, 24, (_bits(1.0 - p), _bits(scale)))
     plan = _plan(Dropout(name_of(input.dtype)), n, input.dtype.itemsize)

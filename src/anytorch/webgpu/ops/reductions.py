@@ -130,6 +130,8 @@ def _kernel(op: Any, reduction: Reduction) -> Callable[..., Any]:
             key += (tuple(value),) if isinstance(value, list) else (value,)
         for item in kwargs.items():
             key += item
+        if not x.dtype.is_floating_point:  # the default dtype may be what the result is
+            key += (torch.get_default_dtype(),)
         fold = plans[key]
         return first_call(key, args, kwargs) if fold is None else returned(fold(address))
 
@@ -201,7 +203,9 @@ def _accumulate(op: Any, name: str) -> Callable[..., Any]:
         result = infer(op, self, dim, dtype=dtype).dtype
         if not usable(self.dtype, result):
             raise NoKernel
-        return scan(name, self, dim, [result], _own(result))[0]
+        compute = _own(result)
+        lossless = name == "cumsum" and compute == "f32"
+        return scan("lossless cumsum" if lossless else name, self, dim, [result], compute)[0]
 
     return kernel
 

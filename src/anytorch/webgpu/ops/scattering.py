@@ -7,14 +7,17 @@ run to run.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from anytorch.webgpu.dtypes import spoken
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.launch import NoKernel
+from anytorch.webgpu.launch import NoKernel, check_writable
 from anytorch.webgpu.ops.indexing import (
+    INDEX_DTYPES,
     Place,
     advanced,
     along,
@@ -38,20 +41,18 @@ def index_put_impl(
     unsafe: bool = False,
 ) -> torch.Tensor:
     op = aten._index_put_impl_.default
-    if values.dtype is not target.dtype:
-        raise RuntimeError(
-            "Index put requires the source and destination dtypes match, "
-            f"got {target.dtype} for the destination and {values.dtype} for the source."
-        )
     values = ours(op, values)
+    if any(length > 1 and not step for length, step in zip(target.size(), target.stride(), strict=True)):
+        warnings.warn(EXPANDED, stacklevel=2)
+    same = values.dtype is target.dtype
     present = [index for index in indices if index is not None]
     mask = present[0] if len(present) == 1 and indices[0] is present[0] else None
     fills = mask is not None and mask.dtype is torch.bool and values.numel() == 1 and not accumulate
     if fills and mask is not None and list(mask.shape) == list(target.shape[: mask.dim()]):
         # The commonest form, x[mask] = value, needs no positions, so no wait for the device.
         shaped = mask.to(device()).reshape(list(mask.shape) + [1] * (target.dim() - mask.dim()))
-        return target.masked_fill_(shaped, values.reshape(()))
-    if accumulate and not combinable(target.dtype, "sum"):
+        return target.masked_fill_(shaped, values.reshape(()).to(target.dtype))
+    if same and accumulate and not combinable(target.dtype, "sum"):
         raise NoKernel
     place = advanced(target, indices)
     try:
@@ -61,6 +62,11 @@ def index_put_impl(
             f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of shape "
             f"{list(place.size)}"
         ) from exc
+    if not same:
+        raise RuntimeError(
+            "Index put requires the source and destination dtypes match, "
+            f"got {spoken(target.dtype)} for the destination and {spoken(values.dtype)} for the source."
+        )
     place = place if unsafe else place.checked(op, target)
     if accumulate:
         place.combine(target, values, "sum")
@@ -76,6 +82,10 @@ def start(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return out
 
 
+EXPANDED = (  # torch's own words
+    "Use of index_put_ on expanded tensors is deprecated. Please clone() the tensor before performing this operation. "
+    "This also applies to advanced indexing e.g. tensor[indices] = tensor"
+)
 SUMS = {"add": "sum", "multiply": "prod"}  # what scatter calls them
 
 
@@ -98,6 +108,8 @@ def _scatter(op: Any, mode: str = "") -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         _, axis = on_dimension(target, dim)
         chosen = mode or SUMS.get(reduce, reduce)
+        if index.numel() == 0 and index.dtype in INDEX_DTYPES:  # of whatever rank
+            return start(out, target)
         walked = index.unsqueeze(0) if index.dim() == 0 else index
         if isinstance(source, torch.Tensor):
             source = ours(op, source)
@@ -108,8 +120,6 @@ def _scatter(op: Any, mode: str = "") -> Callable[..., torch.Tensor]:
                 source = source * alpha
         if (chosen != "set" and not combinable(target.dtype, chosen)) or out.dtype is not target.dtype:
             raise NoKernel
-        if index.numel() == 0:
-            return start(out, target)
         check_index(op, index)
         whole = out.unsqueeze(0) if out.dim() == 0 else out
         place = (selecting(whole, axis, index) if slices else along(axis, walked)).checked(op, whole)
@@ -177,6 +187,7 @@ def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumul
             f"put_(): Expected source and index to have the same number of elements, but got source.numel() = "
             f"{source.numel()}, index.numel() = {index.numel()}"
         )
+    check_writable(target)
     flat = target.reshape(-1)
     place = flat_place(index.reshape(-1)).checked(op, flat)
     values = ours(op, source).reshape(-1)

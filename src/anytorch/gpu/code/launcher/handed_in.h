@@ -38,10 +38,11 @@ static struct {  // in the order of launcher.py's PYTHON
     void (*fetch_error)(Object **, Object **, Object **);
     void (*restore_error)(Object *, Object *, Object *);
     Count (*dict_size)(Object *);
+    int (*is_error)(Object *);
 } py;
 
 static struct {  // objects of Python, in the order of launcher.py's OBJECTS; types are compared by address
-    Object *none, *int_type, *float_type, *bool_type, *tuple_type, *list_type, *type_error;
+    Object *none, *int_type, *float_type, *bool_type, *tuple_type, *list_type, *type_error, *too_large;
 } is;
 
 static struct {  // WebGPU's functions, in the order of launcher.py's WEBGPU

@@ -8,7 +8,7 @@ struct Entry {
     uint64_t hash;
     uint32_t words;
     Plan *plan;
-    Object *owner;  // the Python plan
+    Object *owner;  // the plan's capsule
     uint64_t key[];
 };
 static Entry **entries;
@@ -29,7 +29,7 @@ static Object *forget_plans(Object *, Object *const *, Count) {
 }
 
 struct Op {
-    Object *otherwise, *plan_of;  // what computes the same, and (*args) → its plan's capsule and owner, or None
+    Object *otherwise, *plan_of;  // what computes the same, and (*args) → its plan's capsule, or None
     uint32_t least, most;
     bool in_place;
 };
@@ -148,6 +148,6 @@ static Object *kernel(Object *self, Object *args, Object *options) {
     if (outcome == RECORDED) return made;
     py.dec_ref(made);
     if (outcome == FAILED) return nullptr;
-    py.clear_error();  // a binding that is too large, a buffer of a lost device: Python knows what to do, or raises it again
+    py.clear_error();
     return py.call(op->otherwise, args, options);
 }

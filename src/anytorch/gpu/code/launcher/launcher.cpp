@@ -219,7 +219,7 @@ struct Method {  // PyMethodDef
 static const int FAST = 0x80, WITH_OPTIONS = 0x01 | 0x02;
 static Method kernel_method = {"kernel", reinterpret_cast<void *>(kernel), WITH_OPTIONS, nullptr};
 
-#define EXPORTED extern "C" __attribute__((visibility("default")))
+#define EXPORT extern "C" __attribute__((visibility("default")))
 
 extern "C" {
 __attribute__((visibility("default"))) Method methods[] = {
@@ -242,7 +242,7 @@ __attribute__((visibility("default"))) Method methods[] = {
 }
 
 // Addresses of functions and objects, in the order of the structures above. Called once, with the GIL held.
-EXPORTED void use_python(void *const *functions, Object *const *objects, void *const *webgpu) {
+EXPORT void use_python(void *const *functions, Object *const *objects, void *const *webgpu) {
     memcpy(&py, functions, sizeof py);
     memcpy(&is, objects, sizeof is);
     memcpy(&gpu, webgpu, sizeof gpu);
@@ -253,7 +253,7 @@ struct Dtype {
     uint64_t code, bits;
 };
 
-EXPORTED void use_tensors(void *const *readers, size_t handle, Object *const *objects, const Dtype *all, size_t count) {
+EXPORT void use_tensors(void *const *readers, size_t handle, Object *const *objects, const Dtype *all, size_t count) {
     memcpy(&tensor_of, readers, sizeof tensor_of);
     handle_at = handle;
     tensor_type = objects[0], parameter_type = objects[1], from_dlpack = objects[2];
@@ -265,7 +265,7 @@ EXPORTED void use_tensors(void *const *readers, size_t handle, Object *const *ob
 }
 
 // What `PyCFunction_NewEx` makes a kernel of: the method, and (returned) the op for its capsule.
-EXPORTED void *kernel_of(Object *otherwise, Object *plan_of, uint32_t least, uint32_t most, int in_place, Method **method) {
+EXPORT void *kernel_of(Object *otherwise, Object *plan_of, uint32_t least, uint32_t most, int in_place, Method **method) {
     Op *op = static_cast<Op *>(malloc(sizeof(Op)));
     if (!op) return nullptr;
     py.inc_ref(otherwise), py.inc_ref(plan_of);

@@ -75,7 +75,9 @@ static void *group_of(Plan *plan, Buffer **buffers, uint32_t count) {  // null: 
     return handle;
 }
 
-enum Outcome { RECORDED, REFUSED, FAILED };  // REFUSED: nothing was recorded; both of the others' errors are set
+enum Outcome { RECORDED, TOO_LARGE, FAILED };  // an error is set in both of the others; TOO_LARGE: and nothing was recorded
+
+static Outcome failed() { return py.is_error(is.too_large) ? TOO_LARGE : FAILED; }
 
 static Outcome record_locked(Plan *plan, Buffer **buffers, uint32_t count, const uint8_t *bytes) {
     if (!pass || watched) {
@@ -83,12 +85,12 @@ static Outcome record_locked(Plan *plan, Buffer **buffers, uint32_t count, const
         Object *x = py.long_from(plan->x), *y = py.long_from(plan->y);
         Object *answer = tuple && data && x && y ? py.call_with(runtime.dispatch, plan->program, tuple, data, x, y, nullptr) : nullptr;
         drop(tuple), drop(data), drop(x), drop(y);
-        if (!answer) return REFUSED;
+        if (!answer) return failed();
         py.dec_ref(answer);
         return RECORDED;
     }
     void *group = group_of(plan, buffers, count);
-    if (!group) return REFUSED;
+    if (!group) return failed();
     if (!pass) return record_locked(plan, buffers, count, bytes);  // binding has ended it
     if (pipeline != plan->pipeline) gpu.set_pipeline(pass, pipeline = plan->pipeline);
     gpu.set_bind_group(pass, 0, group, 0, nullptr);
@@ -106,7 +108,7 @@ static Outcome record(Plan *plan, const uint64_t *addresses, uint32_t count, con
     uint64_t bits = 0;
     for (uint32_t i = 0; i < count; i++) {
         bits |= addresses[i];
-        if (!(buffers[i] = find(addresses[i]))) return REFUSED;
+        if (!(buffers[i] = find(addresses[i]))) return FAILED;
     }
     const uint8_t *bytes = plan->at_starts;
     uint8_t packed[MOST_BYTES];
@@ -118,20 +120,26 @@ static Outcome record(Plan *plan, const uint64_t *addresses, uint32_t count, con
             uint64_t place = (addresses[i] & OFFSET) >> plan->shifts[i];
             if (place >> 32) {
                 py.set_error(is.type_error, "an operand begins too far into its buffer for a 32-bit parameter");
-                return REFUSED;
+                return FAILED;
             }
             uint32_t word = uint32_t(place);
             memcpy(at, &word, 4);
         }
         bytes = packed;
     }
+    Object *release = runtime.release;  // of this lock, whatever a reset puts into its place while we wait for it
+    py.inc_ref(release);
     Object *held = py.call_plain(runtime.acquire);
-    if (!held) return REFUSED;
+    if (!held) {
+        py.dec_ref(release);
+        return FAILED;
+    }
     py.dec_ref(held);
     Outcome outcome = record_locked(plan, buffers, count, bytes);
     Object *kind = nullptr, *value = nullptr, *trace = nullptr;
     if (outcome != RECORDED) py.fetch_error(&kind, &value, &trace);  // nothing may be called while an error is set
-    Object *freed = py.call_plain(runtime.release);
+    Object *freed = py.call_plain(release);
+    py.dec_ref(release);
     if (freed) py.dec_ref(freed);
     if (outcome != RECORDED) py.restore_error(kind, value, trace);
     return outcome == RECORDED && !freed ? FAILED : outcome;

@@ -9,7 +9,7 @@ import { refreshState } from "./service-state.js";
 
 /**
  * {element, model(): id or undefined, refresh()}. `onChange(models)` is called when the list is known or has changed.
- * Embedding and forecasting models load by themselves at the first request; a text model only when somebody says so.
+ * A model that the service was started with loads by itself at the first request, others when somebody says so.
  */
 export function modelPicker(job, onChange = () => {}) {
   const place = el("div", { class: "model" });
@@ -20,15 +20,15 @@ export function modelPicker(job, onChange = () => {}) {
     const loaded = ready.find((model) => model.id === current) ?? ready.find((model) => model.default) ?? ready[0];
     current = loaded?.id;
     place.replaceChildren();
-    const waits = !loaded && models.length === 1 && job !== "text" ? models[0] : null;
-    if (models.length > 1 || (models.length && !loaded && !waits)) place.append(choice(models, loaded));
+    const waits = loaded ? null : models.find((model) => model.default) ?? (models.length === 1 && job !== "text" ? models[0] : null);
+    if (models.length > 1 || (models.length && !loaded && !waits)) place.append(choice(models, loaded ?? waits));
     if (loaded ?? waits) place.append(line(loaded ?? waits));
     if (loaded?.device_warning) place.append(warningBox(el("p", { text: loaded.device_warning })));
     onChange(models);
   };
 
   const choice = (models, loaded) => {
-    const options = models.map((model) => [model.id, `${model.id}${model.loaded ? "" : " (load)"}`]);
+    const options = models.map((model) => [model.id, `${model.id}${model.loaded || model === loaded ? "" : " (load)"}`]);
     const field = selectField("Model", loaded ? options : [["", "Choose a model to load"], ...options], { value: loaded?.id ?? "" });
     field.input.addEventListener("change", () => load(field.value(), models));
     return field.element;

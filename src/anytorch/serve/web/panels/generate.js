@@ -8,7 +8,7 @@ import { keep, keepField, kept } from "../app/kept.js";
 import { modelPicker } from "../app/model-picker.js";
 import { command, emptyState, heading, problemBox } from "../app/notices.js";
 
-const EXAMPLE = "Explain in two sentences why a GPU can be fast and still wait for memory.";
+const EXAMPLE = "What does textwrap.dedent do?";
 
 export function generatePanel(section) {
   const id = uniqueId("prompt");
@@ -47,10 +47,10 @@ export function generatePanel(section) {
 
   let picker = null;
   picker = modelPicker("text", (models) => {
-    const loaded = models.some((model) => model.loaded);
-    body.hidden = !loaded;
-    empty.hidden = loaded;
-    if (!loaded) empty.replaceChildren(noModel(models));
+    const usable = models.some((model) => model.loaded || model.default);
+    body.hidden = !usable;
+    empty.hidden = usable;
+    if (!usable) empty.replaceChildren(noModel(models));
     const used = models.find((model) => model.id === picker?.model()) ?? models.find((model) => model.loaded);
     const fitting = asked ?? (used?.chat === false ? "plain" : "chat");
     if (fitting !== mode) {
@@ -66,7 +66,7 @@ export function generatePanel(section) {
     problems.replaceChildren();
     output.begin();
     announce("Writing");
-    const request = { model: picker.model(), max_tokens: most.value() ?? 128, temperature: temperature.value() ?? 1, stream: true, stream_options: { include_usage: true } };
+    const request = { model: picker.model(), max_tokens: most.value() ?? 128, temperature: temperature.value() ?? 1, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
     const [path, more] =
       mode === "chat" ? ["v1/chat/completions", { messages: [{ role: "user", content: prompt.value }] }] : ["v1/completions", { prompt: prompt.value }];
     try {
@@ -138,7 +138,6 @@ function outputCard() {
     meter,
   );
   let pieces = 0;
-  let first = 0;
   let told = null;
   return {
     element,
@@ -152,23 +151,20 @@ function outputCard() {
       for (const place of [speed, amount, asked, share]) place.textContent = "–";
     },
     add(piece) {
-      if (!pieces) first = performance.now();
       pieces += 1;
       const atEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 40;
       text.append(piece);
       if (atEnd) text.scrollTop = text.scrollHeight; // follow, unless the reader has scrolled up
-      amount.textContent = grouped(pieces);
-      const seconds = (performance.now() - first) / 1000;
-      // Pieces are nearly tokens: good enough while it runs, replaced by the service's own count at the end.
-      if (pieces > 4 && seconds > 0.2) speed.textContent = `≈ ${number((pieces - 1) / seconds)}`;
     },
+    /** The service's own figures: with every piece, and at the end. */
     usage(usage) {
       told = usage;
       amount.textContent = grouped(usage.completion_tokens);
       asked.textContent = grouped(usage.prompt_tokens);
       if (Number.isFinite(usage.tokens_per_second)) speed.textContent = number(usage.tokens_per_second);
       const known = Number.isFinite(usage.bandwidth_share);
-      share.textContent = known ? percent(usage.bandwidth_share) : "not known here";
+      if (known) share.textContent = percent(usage.bandwidth_share);
+      else if (Number.isFinite(usage.tokens_per_second)) share.textContent = "not known here";
       meter.hidden = !known;
       if (known) {
         meter.setAttribute("aria-valuenow", String(Math.round(usage.bandwidth_share * 100)));

@@ -6,11 +6,12 @@
 //
 //   norm, q k v | attention by head and part of the context | out + x | norm, silu(gate) · up | down + x     in each layer
 //   norm, logits | the largest                                                                              in the end
+//
+// A row is one token. In a generation each is of a text of its own; where a prompt or a guess is read, many are of one text, and keys
+// of all are kept before any looks at them.
 #include <atomic>
 #include <cfloat>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -18,7 +19,10 @@
 #include <sys/mman.h>
 #endif
 
+#include "barrier.h"
+#include "draw.h"
 #include "panels.h"
+#include "trace.h"
 
 struct Matrix {  // [rows, columns], row by row; or in panels
   const void* data;
@@ -53,63 +57,23 @@ struct Run {
   int64_t* places;      // [rows]: where it stands
   int64_t* made;        // [steps, rows]: what followed; -1 where a row has ended
   const int64_t* end;   // tokens that end a text
-  float* logits;        // [rows, vocabulary] of the last step
+  float* logits;        // [rows - first, vocabulary] of the last step
   std::atomic<int64_t>* done;      // steps that are done, for whoever looks on
   std::atomic<int32_t>* stopping;  // not 0: end after this step
+  const int64_t* homes;  // [rows]: the text each row belongs to, where several rows are tokens of one, in one step; or null
+  int64_t first;         // of the rows whose logits are asked for
+  const Draw* draws;     // [rows]: how the next token is chosen; null: the most likely
+  int64_t* trace;        // what each worker did when (trace.h); or null
+  int64_t trace_words;
 };
 
 namespace {
 
-constexpr int SPINS = 2000;     // looks at a barrier, some 50 microseconds
-constexpr int LINE = 64;        // bytes that memory is fetched in
 constexpr int AHEAD = 1 << 18;  // bytes of weights that are fetched while waiting, within the second cache
 constexpr int BLOCK = 64;       // positions of a context that are weighed at once
 constexpr int LONG = 256;       // positions from which on a head's context is cut into parts
-constexpr int TOGETHER = 4;     // rows of weights, and of texts, in registers at once
-
-struct Memory {
-  const char* begin;
-  int64_t nbytes;
-};
-INLINE void fetch(Memory memory) {
-  for (int64_t i = 0; i < memory.nbytes; i += LINE) __builtin_prefetch(memory.begin + i, 0, 2);
-}
-
-// Who comes early fetches what it reads next, looks on for a while, then sleeps: where others want the cores, looking on takes them
-// from whoever is late.
-class Barrier {
- public:
-  explicit Barrier(int workers) : workers(workers) {}
-  void wait(Memory ahead = {nullptr, 0}) {
-    const int seen = turn.load(std::memory_order_relaxed);
-    if (arrived.fetch_add(1, std::memory_order_acq_rel) == workers - 1) {
-      arrived.store(0, std::memory_order_relaxed);
-      {
-        std::lock_guard<std::mutex> guard(mutex);
-        turn.store(seen + 1, std::memory_order_release);
-      }
-      next.notify_all();
-      return;
-    }
-    for (int i = 0; i < SPINS; i++) {
-      if (turn.load(std::memory_order_acquire) != seen) return;
-      const int64_t few = std::min<int64_t>(ahead.nbytes, 4 * LINE);
-      fetch({ahead.begin, few});
-      ahead.begin += few, ahead.nbytes -= few;
-#if defined(__x86_64__)
-      _mm_pause();
-#endif
-    }
-    std::unique_lock<std::mutex> lock(mutex);
-    next.wait(lock, [&] { return turn.load(std::memory_order_acquire) != seen; });
-  }
-  const int workers;
-
- private:
-  std::atomic<int> arrived{0}, turn{0};
-  std::mutex mutex;
-  std::condition_variable next;
-};
+constexpr int TOGETHER = 4;     // rows of weights, and texts by panels, in registers at once
+constexpr int FLOATS = VECTOR_BYTES == 64 ? 4 : 3;  // texts by float weights: 16 registers hold 4 * 3 sums, and what they come from
 
 struct Part {
   int64_t begin, end;
@@ -120,11 +84,11 @@ Part part(int64_t count, int mine, int workers, int64_t step = 1) {
   return {std::min(count, units * mine / workers * step), std::min(count, units * (mine + 1) / workers * step)};
 }
 
-// Calls some(count, first) for all texts: four at a time, then one at a time.
-template <typename Some>
-INLINE void in_fours(int64_t texts, Some some) {
+// Calls some(count, first) for all texts: so many at a time, then one at a time.
+template <int COUNT, typename Some>
+INLINE void in_groups(int64_t texts, Some some) {
   int64_t first = 0;
-  for (; first + TOGETHER <= texts; first += TOGETHER) some(std::integral_constant<int, TOGETHER>{}, first);
+  for (; first + COUNT <= texts; first += COUNT) some(std::integral_constant<int, COUNT>{}, first);
   for (; first < texts; first++) some(std::integral_constant<int, 1>{}, first);
 }
 
@@ -167,7 +131,7 @@ INLINE void multiply_rows(const Matrix& m, int64_t row, int64_t apart, const flo
       for (int b = 0; b < B; b++)
         done(row + i * apart, first + b, found[i][b] + (m.bias ? m.bias[row + i * apart] : 0.0f));
   };
-  in_fours(texts, some);
+  in_groups<FLOATS>(texts, some);
 }
 // Rows of four places at once: a processor fetches ahead in a few long streams, and loses its way among neighbouring short ones.
 template <typename T, typename Done>
@@ -190,7 +154,7 @@ void multiply_panels(const Matrix& m, Part rows, const Rounded& x, int64_t texts
         for (int b = 0; b < B; b++)
           done(r + i, first + b, plus_product(m.bias ? m.bias[r + i] : 0.0f, found[i][b], m.scale));
     };
-    in_fours(texts, some);
+    in_groups<TOGETHER>(texts, some);
   }
 }
 
@@ -230,6 +194,8 @@ struct Shared {
   bool ended = false;
 };
 
+constexpr int64_t NOWHERE = INT64_MAX, NO_NUMBER = INT64_MAX - 1;  // in place of a token
+
 template <typename T>
 class Worker {
  public:
@@ -237,15 +203,17 @@ class Worker {
       : m(m), r(r), s(s), mine(mine), workers(s.barrier.workers),
         wide(r.rows * std::max(m.width, m.heads * m.head)), kept(m.head), key(m.head), query(m.head) {
     if (m.bits) rounded.make_room(r.rows, std::max({m.width, m.heads * m.head, m.inner}));
+    if (r.trace) trace = Trace(r.trace, r.trace_words, mine, workers);
   }
 
   void live() {
     for (int64_t step = 0; step < r.steps; step++) {
+      trace.begin(step);
       begin_token();
       for (int64_t layer = 0; layer < m.layers; layer++)
         one_layer(m.layer[layer], layer + 1 < m.layers ? m.layer[layer + 1].q : m.logits);
       choose(step);
-      s.barrier.wait();
+      wait();
       if (s.ended) return;
     }
   }
@@ -258,17 +226,23 @@ class Worker {
       int64_t token = std::max<int64_t>(0, r.tokens[i / m.width]);
       s.x[i] = get(words + token * m.width + i % m.width);
     }
-    s.barrier.wait();
+    trace.did(WORDS);
+    wait();
+  }
+  void wait(Memory ahead = {nullptr, 0}) {
+    s.barrier.wait(ahead);
+    trace.did(WAITING);
   }
 
   // The next products' inputs, [rows, columns]. Rounding them, and the norm, is so little work that each worker does all of it.
-  void take(const float* x, int64_t columns) {
+  void take(const float* x, int64_t columns, int64_t texts) {
     in = x;
-    if (m.bits) round_inputs(x, r.rows, columns, rounded);
+    if (m.bits) round_inputs(x, texts, columns, rounded);
   }
-  void take_normed(const float* weight) {
-    for (int64_t b = 0; b < r.rows; b++) normed(s.x.data() + b * m.width, weight, m.width, m.eps, wide.data() + b * m.width);
-    take(wide.data(), m.width);
+  void take_normed(const float* weight, int64_t first = 0) {
+    for (int64_t b = first; b < r.rows; b++)
+      normed(s.x.data() + b * m.width, weight, m.width, m.eps, wide.data() + (b - first) * m.width);
+    take(wide.data(), m.width, r.rows - first);
   }
 
   // The first weights that this worker reads of a matrix.
@@ -282,14 +256,14 @@ class Worker {
   Part own_rows(int64_t rows) { return part(rows, mine, workers, m.bits ? PANEL : TOGETHER); }
   // Calls done(row, text, value) for this worker's rows of a matrix.
   template <typename Done>
-  void product(const Matrix& by, Done done) {
+  void product(const Matrix& by, int64_t texts, Done done) {
     const Part rows = own_rows(by.rows);
-    if (m.bits == 8) multiply_panels<8>(by, rows, rounded, r.rows, done);
-    else if (m.bits == 4) multiply_panels<4>(by, rows, rounded, r.rows, done);
-    else multiply<T>(by, rows, in, r.rows, done);
+    if (m.bits == 8) multiply_panels<8>(by, rows, rounded, texts, done);
+    else if (m.bits == 4) multiply_panels<4>(by, rows, rounded, texts, done);
+    else multiply<T>(by, rows, in, texts, done);
   }
   void add_product(const Matrix& by) {
-    product(by, [&](int64_t row, int64_t b, float value) { s.x[b * m.width + row] += value; });
+    product(by, r.rows, [&](int64_t row, int64_t b, float value) { s.x[b * m.width + row] += value; });
   }
 
   void one_layer(const Layer& l, const Matrix& next) {
@@ -297,26 +271,35 @@ class Worker {
     take_normed(l.norm);
     int64_t first = 0;
     for (const Matrix* one : {&l.q, &l.k, &l.v}) {
-      product(*one, [&](int64_t row, int64_t b, float value) { s.qkv[b * all + first + row] = value; });
+      product(*one, r.rows, [&](int64_t row, int64_t b, float value) { s.qkv[b * all + first + row] = value; });
       first += one->rows;
     }
-    s.barrier.wait();
+    trace.did(QUERIES);
+    wait();
+    if (r.homes) {
+      for (int64_t task = mine; task < r.rows * m.kv_heads; task += workers) keep(l, task / m.kv_heads, task % m.kv_heads);
+      wait();
+    }
     attend(l);
-    s.barrier.wait(begin_of(l.out));
-    take(joined(), queries);
+    trace.did(ATTENTION);
+    wait(begin_of(l.out));
+    take(joined(), queries, r.rows);
     add_product(l.out);
-    s.barrier.wait(begin_of(l.gate));
+    trace.did(OUT);
+    wait(begin_of(l.gate));
     take_normed(l.after);
     gated(l);
-    s.barrier.wait(begin_of(l.down));
-    take(s.hidden.data(), m.inner);
+    trace.did(GATED);
+    wait(begin_of(l.down));
+    take(s.hidden.data(), m.inner, r.rows);
     add_product(l.down);
-    s.barrier.wait(begin_of(next));
+    trace.did(DOWN);
+    wait(begin_of(next));
   }
 
   void gated(const Layer& l) {
-    product(l.gate, [&](int64_t row, int64_t b, float value) { s.hidden[b * m.inner + row] = value; });
-    product(l.up, [&](int64_t row, int64_t b, float value) { s.up[b * m.inner + row] = value; });
+    product(l.gate, r.rows, [&](int64_t row, int64_t b, float value) { s.hidden[b * m.inner + row] = value; });
+    product(l.up, r.rows, [&](int64_t row, int64_t b, float value) { s.up[b * m.inner + row] = value; });
     const Part rows = own_rows(m.inner);
     for (int64_t b = 0; b < r.rows; b++) {
       float *gate = s.hidden.data() + b * m.inner, *up = s.up.data() + b * m.inner;
@@ -326,25 +309,37 @@ class Worker {
     }
   }
 
+  // Where the keys (or values) of a row's text begin.
+  T* kept_of(void* all, int64_t b, int64_t kv) {
+    const int64_t home = r.homes ? r.homes[b] : b;
+    return static_cast<T*>(all) + (home * m.kv_heads + kv) * m.positions * m.head;
+  }
+  // A row's new key and value, to where they stay.
+  void keep(const Layer& l, int64_t b, int64_t kv) {
+    const int64_t place = r.places[b];
+    const float* own = s.qkv.data() + b * (m.heads + 2 * m.kv_heads) * m.head;
+    const float* value = own + (m.heads + m.kv_heads + kv) * m.head;
+    turned(own + (m.heads + kv) * m.head, l.k_norm, m, place, kept.data(), key.data());
+    T *keys = kept_of(l.keys, b, kv) + place * m.head, *values = kept_of(l.values, b, kv) + place * m.head;
+    for (int64_t i = 0; i < m.head; i++) put(keys + i, key[i]), put(values + i, value[i]);
+  }
+
   // Heads that share keys are weighed together, over one part of the context.
   void attend(const Layer& l) {
     const int64_t group = m.heads / m.kv_heads, all = (m.heads + 2 * m.kv_heads) * m.head;
     Part tasks = part(r.rows * m.kv_heads * s.parts, mine, workers);
-    for (int64_t task = tasks.begin; task < tasks.end; task++) {
+    int64_t every = 1;
+    if (r.homes) tasks = {mine, r.rows * m.kv_heads * s.parts}, every = workers;  // later tokens look at more: in turns
+    for (int64_t task = tasks.begin; task < tasks.end; task += every) {
       const int64_t piece = task % s.parts, kv = task / s.parts % m.kv_heads, b = task / s.parts / m.kv_heads;
       if (r.tokens[b] < 0) continue;
       const int64_t place = r.places[b], from = l.window && place >= l.window ? place - l.window + 1 : 0;
       const int64_t length = place + 1 - from, cut = length < LONG ? 1 : s.parts;
       const float* own = s.qkv.data() + b * all;
-      T* keys = static_cast<T*>(l.keys) + (b * m.kv_heads + kv) * m.positions * m.head;
-      T* values = static_cast<T*>(l.values) + (b * m.kv_heads + kv) * m.positions * m.head;
+      const T *keys = kept_of(l.keys, b, kv), *values = kept_of(l.values, b, kv);
       Part span = piece < cut ? part(length, (int)piece, (int)cut) : Part{0, 0};
       span = {from + span.begin, from + span.end};
-      if (span.end == place + 1) {  // the new token's: nobody else reads or writes that place now
-        turned(own + (m.heads + kv) * m.head, l.k_norm, m, place, kept.data(), key.data());
-        const float* value = own + (m.heads + m.kv_heads + kv) * m.head;
-        for (int64_t i = 0; i < m.head; i++) put(keys + place * m.head + i, key[i]), put(values + place * m.head + i, value[i]);
-      }
+      if (!r.homes && span.end == place + 1) keep(l, b, kv);  // nobody else reads or writes that place now
       // A head's keys and values are a short stream each, which a processor finds late: values come while keys are weighed.
       const int64_t nbytes = std::min<int64_t>(BLOCK, span.end - span.begin) * m.head * sizeof(T);
       fetch({reinterpret_cast<const char*>(values + span.begin * m.head), nbytes});
@@ -427,34 +422,50 @@ class Worker {
   }
 
   void choose(int64_t step) {
-    take_normed(m.norm);
+    const int64_t asked = r.rows - r.first;
+    take_normed(m.norm, r.first);
     float* best = s.best.data() + mine * r.rows;
     int64_t* where = s.where.data() + mine * r.rows;
-    std::fill(best, best + r.rows, -FLT_MAX);
-    std::fill(where, where + r.rows, INT64_MAX);
-    product(m.logits, [&](int64_t row, int64_t b, float value) {
+    std::fill(best, best + asked, -FLT_MAX);
+    std::fill(where, where + asked, NOWHERE);
+    product(m.logits, asked, [&](int64_t row, int64_t b, float value) {
       r.logits[b * m.vocabulary + row] = value;
-      if (value > best[b] || (value == best[b] && row < where[b])) best[b] = value, where[b] = row;
+      if (!(value <= FLT_MAX)) where[b] = NO_NUMBER;  // nothing can be chosen of these
+      else if (where[b] != NO_NUMBER && (value > best[b] || (value == best[b] && row < where[b]))) best[b] = value, where[b] = row;
     });
-    s.barrier.wait();
+    trace.did(LOGITS);
+    wait();
     if (mine) return;
     bool open = false;
-    for (int64_t b = 0; b < r.rows; b++) {
-      int64_t& made = r.made[step * r.rows + b];
+    for (int64_t b = 0; b < asked; b++) {
+      const int64_t row = r.first + b;
+      int64_t& made = r.made[step * asked + b];
       made = -1;
-      if (r.tokens[b] < 0) continue;
-      int winner = 0;  // of equals the first, as torch has it
-      for (int w = 1; w < workers; w++)
-        if (s.best[w * r.rows + b] > s.best[winner * r.rows + b]) winner = w;
-      made = s.where[winner * r.rows + b];
-      if (made == INT64_MAX) made = -2;  // no number: nothing can be chosen
-      const bool over = made < 0 || std::find(r.end, r.end + r.ends, made) != r.end + r.ends || r.places[b] + 1 >= m.positions;
-      r.tokens[b] = over ? -1 : made;
-      r.places[b]++;
+      if (r.tokens[row] < 0) continue;
+      made = chosen(step, b);
+      if (r.homes) continue;  // whoever asked goes on
+      const bool over = made < 0 || std::find(r.end, r.end + r.ends, made) != r.end + r.ends || r.places[row] + 1 >= m.positions;
+      r.tokens[row] = over ? -1 : made;
+      r.places[row]++;
       open = open || !over;
     }
     s.ended = !open || r.stopping->load();
     r.done->store(step + 1);
+    trace.did(CHOICE);
+  }
+
+  // The next token of a row, or -2 where the model has computed no numbers.
+  int64_t chosen(int64_t step, int64_t b) {
+    int winner = 0;  // of equals the first, as torch has it
+    for (int w = 0; w < workers; w++) {
+      if (s.where[w * r.rows + b] == NO_NUMBER) return -2;
+      if (s.best[w * r.rows + b] > s.best[winner * r.rows + b]) winner = w;
+    }
+    const int64_t likely = s.where[winner * r.rows + b];
+    if (likely == NOWHERE) return -2;
+    if (!r.draws) return likely;
+    const Draw& how = r.draws[r.first + b];
+    return how.plain() ? likely : how.token(r.logits + b * m.vocabulary, m.vocabulary, step, drawn);
   }
 
   const Model& m;
@@ -464,6 +475,8 @@ class Worker {
   std::vector<float> wide, kept, key, query;
   const float* in = nullptr;
   Rounded rounded;
+  Drawn drawn;
+  Trace trace;
 };
 
 template <typename T>

@@ -27,7 +27,10 @@ constexpr int THREADS = 32 * WARPS, CHUNK = 4096;
 constexpr int IN_FLIGHT = WARPS > 8 ? 2 : 4;  // loads of a warp: more warps have fewer registers, and hide one another
 constexpr int Q = HEADS * HEAD, KV = KV_HEADS * HEAD, GROUP = HEADS / KV_HEADS, QKV = Q + 2 * KV;
 constexpr u32 NONE = 0xfff0deadu;  // a NaN that arithmetic never makes: its own is 0x7fffffff
-constexpr u32 PATIENCE = 1u << 22;  // polls until something must have gone wrong
+#ifndef PATIENCE_BITS
+#define PATIENCE_BITS 22
+#endif
+constexpr u32 PATIENCE = 1u << PATIENCE_BITS;  // looks until something must have gone wrong: about three seconds
 #ifndef NAP
 #define NAP 0
 #endif

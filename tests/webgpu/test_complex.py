@@ -1,0 +1,86 @@
+"""complex64 on the device, by real kernels, and Fourier transforms: beside the CPU, and without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+Function = Callable[..., Any]
+ARITHMETIC: dict[str, Function] = {
+    "add": lambda a, c, r: a + c * 2j - r + 3,
+    "mul": lambda a, c, r: a * c * r * (1 - 2j),
+    "div": lambda a, c, r: a / c + r / a + 1 / a,
+    "exp and log": lambda a, c, r: a.exp() + a.log(),
+    "abs and angle": lambda a, c, r: a.abs() + a.angle(),
+    "sgn": lambda a, c, r: a.sgn(),
+    "conj": lambda a, c, r: a.conj() * c + a.conj().resolve_conj(),
+    "sum": lambda a, c, r: a.sum(1) + a.mean(),
+    "cumsum": lambda a, c, r: a.cumsum(1),
+    "where": lambda a, c, r: torch.where(r > 0, a, c),
+    "in place": lambda a, c, r: a.clone().mul_(c).add_(1j),
+    "out": lambda a, c, r: torch.mul(a, c, out=torch.empty_like(a)),
+    "of parts": lambda a, c, r: torch.complex(r, r) + torch.polar(r.abs(), r),
+    "transposed": lambda a, c, r: a.t().contiguous() + c.mT,
+    "from real": lambda a, c, r: r.to(torch.complex64) * 1j + a,
+    "cat": lambda a, c, r: torch.cat([a, c.conj()]),
+    "fills": lambda a, c, r: torch.full_like(a, 2 + 1j) + torch.zeros_like(a) + torch.ones_like(a),
+    "products": lambda a, c, r: a @ c.mH + (a.conj() @ c.mT) @ (a @ c.mT),
+    "vectors": lambda a, c, r: torch.dot(a[0], c[0]) + torch.vdot(a[0], c[0]) + (a @ c[1])[0],
+}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_complex_arithmetic_stays_on_the_device(webgpu: Any, name: str) -> None:
+    torch.manual_seed(0)
+    a, c = (torch.randn(4, 6, dtype=torch.complex64) for _ in range(2))
+    r, function = torch.randn(4, 6), ARITHMETIC[name]
+    expected = function(a, c, r)
+    found = function(*[t.to("webgpu") for t in (a, c, r)])
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 60, 97, 121, 1024, 1000])
+def test_fourier_transforms_of_every_kind_of_length(webgpu: Any, n: int) -> None:
+    torch.manual_seed(n)
+    x, y = torch.randn(3, n, dtype=torch.complex64), torch.randn(3, n)
+    functions: tuple[tuple[Function, torch.Tensor], ...] = (
+        (lambda t: torch.fft.fft(t), x),
+        (lambda t: torch.fft.ifft(t, norm="ortho"), x),
+        (lambda t: torch.fft.rfft(t, norm="forward"), y),
+        (lambda t: torch.fft.irfft(torch.fft.rfft(t), n=n), y),
+    )
+    for function, values in functions:
+        exact = function(values.to(torch.complex128 if values.is_complex() else torch.float64))
+        error = (function(values.to("webgpu")).cpu() - exact).abs().max() / exact.abs().max()
+        assert error < 1e-6, f"{error:.1e}"
+
+
+@pytest.mark.native
+def test_fourier_transforms_over_several_dimensions_and_their_gradients(webgpu: Any) -> None:
+    torch.manual_seed(0)
+    functions: tuple[Function, ...] = (
+        lambda t: torch.fft.fft2(t).abs(),
+        lambda t: torch.fft.irfftn(torch.fft.rfftn(t), s=t.shape),
+        lambda t: torch.fft.fftn(t, dim=(0, 2)).real,
+        lambda t: torch.stft(t[0], 8, 2, window=torch.hann_window(8, device=t.device), return_complex=True).abs(),
+    )
+    for function in functions:
+        values = torch.randn(2, 6, 10, requires_grad=True)
+        ours = values.detach().to("webgpu").requires_grad_()
+        expected, found = function(values), function(ours)
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+        wanted = torch.autograd.grad(expected.square().sum(), values)[0]
+        given = torch.autograd.grad(found.square().sum(), ours)[0]
+        torch.testing.assert_close(given.cpu(), wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_a_length_with_a_large_prime_factor_runs_on_the_cpu(webgpu: Any) -> None:
+    x = torch.randn(2, 131 * 2, dtype=torch.complex64)
+    webgpu.webgpu.reset_fallback_stats()
+    torch.testing.assert_close(torch.fft.fft(x.to("webgpu")).cpu(), torch.fft.fft(x), rtol=1e-4, atol=1e-4)
+    assert webgpu.webgpu.fallback_stats() == {"aten._fft_c2c.default": 1}

@@ -1,0 +1,67 @@
+"""The run of PyTorch's own tests (`make test-webgpu-pytorch`): what it counts, and how; none of those tests is run here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.webgpu.pytorch_suite import sources, verdicts, worker
+
+
+def log(path: Path, *entries: dict[str, Any]) -> verdicts.Summary:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries), "utf-8")
+    return verdicts.read(path)
+
+
+def pair(key: str, status: str, why: str = "", fallbacks: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    ended = {"why": why, "fallbacks": list(fallbacks), "seconds": 0.1}
+    return [
+        {"key": key, "device": "cpu"},
+        {"key": key, "device": "cpu", "status": "pass", "why": "", "fallbacks": [], "seconds": 0.1},
+        {"key": key, "device": "webgpu"},
+        {"key": key, "device": "webgpu", "status": status, **ended},
+    ]
+
+
+def test_every_ending_is_counted_once(tmp_path: Path) -> None:
+    found = log(
+        tmp_path / "nn+test_x.jsonl",
+        {"collected": 9, "without": []},
+        *pair("A.a", "pass"),
+        *pair("A.b", "pass", fallbacks=("aten.svd",)),
+        *pair("A.c", "fail", "trace\nEXC AssertionError: Tensor-likes are not close!\nmismatched"),
+        *pair("A.d", "error", "trace\nEXC TypeError: no"),
+        *pair("A.e", "error", "EXC NotImplementedError: x: the webgpu device has no sparse tensors. Use"),
+        *pair("A.f", "skip", "not for this device"),
+        *pair("A.g", "late"),
+        {"key": "A.h", "device": "cpu", "status": "fail", "why": "", "fallbacks": [], "seconds": 0.1},
+        *pair("A.i", "pass")[:3],
+        {"died": -11},
+    )
+    assert found.file == "nn/test_x"
+    assert (found.run, found.cpu, found.both, found.without_cpu) == (9, 8, 2, 1)
+    assert (found.failed, found.wrong, found.aborted, found.by_design) == (2, 1, 1, 1)
+    assert (found.skipped, found.late, found.counted) == (1, 1, 5)
+    assert [trouble["kind"] for trouble in found.troubles] == ["wrong", "error", "abort"]
+    assert verdicts.totals([found, found])["both"] == 4
+
+
+def test_a_sample_is_fair_and_loses_nothing() -> None:
+    keys = [
+        f"T.test_of_f{i}_x_op{j}_{dtype}"
+        for i in range(3)
+        for j in range(4)
+        for dtype in ("float32", "int8", "float64")
+    ]
+    order = worker.ordered(keys)
+    assert sorted(order) == sorted(keys)
+    functions = [key.split("_")[2] for key in order[:6]]
+    assert functions.count("f0") == functions.count("f1") == functions.count("f2") == 2
+    assert all("float32" in key for key in order[:12])
+    assert all("float64" in key for key in order[-12:])
+
+
+def test_the_nearest_version_is_preferred() -> None:
+    found = sorted(("2.6.0", "2.14.1", "3.0", "odd"), key=lambda version: sources._distance(version, "2.13.0+cpu"))
+    assert found == ["2.14.1", "2.6.0", "3.0", "odd"]
