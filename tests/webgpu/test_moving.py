@@ -80,6 +80,15 @@ def test_a_graph_from_before_the_move_is_refused(model: Tied) -> None:
     assert model.head.weight.grad is not None
 
 
+def test_moving_in_inference_mode(model: Tied) -> None:
+    """As ComfyUI does it: parameters that may have gradients, where nothing has any."""
+    with torch.inference_mode():
+        model.to("webgpu")
+        moved = model(IDS.to("webgpu"))
+        model.to("cpu")
+        torch.testing.assert_close(moved.cpu(), model(IDS))
+
+
 def test_modules_with_rules_of_their_own_still_move(webgpu: Any) -> None:
     lstm = torch.nn.LSTM(3, 4).to("webgpu")
     assert all(weight.device.type == "webgpu" for weight in lstm._flat_weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def test_every_ending_is_counted_once(tmp_path: Path) -> None:
     assert (found.skipped, found.late, found.counted) == (1, 1, 5)
     assert [trouble["kind"] for trouble in found.troubles] == ["wrong", "error", "abort"]
     assert verdicts.totals([found, found])["both"] == 4
+    assert list(json.loads(json.dumps(asdict(found)))["reasons"].values()) == [1]
 
 
 def test_a_sample_is_fair_and_loses_nothing() -> None:

@@ -58,7 +58,7 @@ class Summary:
     wrong: int = 0  # of the failed: a number differs
     aborted: int = 0
     complete: bool = False
-    reasons: collections.Counter[str] = field(default_factory=collections.Counter)
+    reasons: dict[str, int] = field(default_factory=dict)
     troubles: list[dict[str, str]] = field(default_factory=list)
 
     @property
@@ -120,7 +120,7 @@ def _count(found: Summary, key: str, ours: dict[str, Any]) -> None:
         reason = "" if status == "abort" else reason_of(key, ours["why"])
         if reason:
             found.by_design += 1
-            found.reasons[reason] += 1
+            found.reasons[reason] = found.reasons.get(reason, 0) + 1
             return
         wrong = bool(WRONG.search(ours["why"]))
         kind = "abort" if status == "abort" else "wrong" if wrong else "error"
