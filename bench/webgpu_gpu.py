@@ -571,6 +571,7 @@ def main(arguments: list[str] | None = None) -> int:
             for row in SECTIONS[name](settings):
                 report.rows.append(row)
                 print(text(row), flush=True)
+                write(report, options.output)  # a run that is killed leaves what it has
                 if time.perf_counter() - started > options.budget:
                     report.skipped.append(f"the rest of {name}")
                     break

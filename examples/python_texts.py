@@ -12,6 +12,7 @@ import re
 import sysconfig
 import textwrap
 import types
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ ASKED = {
     "function": ("What does {} do?", "Explain {}.", "What is {} for?"),
     "class": ("What is {}?", "Explain the class {}.", "What is {} for?"),
     "module": ("What is the module {} for?", "Explain the module {}.", "What does the module {} do?"),
-    "topic": ("Explain {}.", "What is {}?", "Tell me about {}."),
+    "topic": ("Explain this: {}", "What does the documentation say about {}?", "Tell me about {}."),
 }
 
 
@@ -39,10 +40,11 @@ class Text:
     name: str
     text: str
 
-    def question(self, turn: int) -> str:
-        """One of the questions this answers: another one every turn."""
+    @property
+    def question(self) -> str:
+        """One of the questions this answers; always the same one."""
         forms = ASKED[self.kind]
-        return forms[turn % len(forms)].format(self.name)
+        return forms[zlib.crc32(self.name.encode()) % len(forms)].format(self.name)
 
 
 def texts() -> list[Text]:
@@ -65,7 +67,7 @@ def prose(text: str) -> str:
             ">>>" in joined or "::=" in joined or (len(block) > 4 and all(s[:4] == "    " for s in block.splitlines()))
         )
         if not heading and not code and joined and len(LETTERS.findall(joined)) > 0.92 * len(joined):
-            kept.append(re.sub(r'"([\w.]+(\(\))?)"', r"\1", joined))  # the reference puts names in quotes
+            kept.append(joined)
     return "\n".join(kept)
 
 
@@ -77,7 +79,6 @@ def topics() -> Iterator[Text]:
         parts = re.split(r"\n?(.+)\n([*=-])\2{3,}\n", named[name])  # before, (heading, mark, body) …
         for place in range(1, len(parts), 3):
             heading = parts[place].strip().translate(TYPED).replace('"', "")
-            heading = heading[:1].lower() + heading[1:] if heading[1:2].islower() or heading[:2] == "A " else heading
             body = prose(parts[place + 2])
             for piece in pieces(body):
                 yield Text("topic", heading[:60], piece)

@@ -63,15 +63,9 @@ def as_document(one: Text) -> str:
     return f"{one.name}\n{one.text}{END}"
 
 
-def from_within(one: Text, turn: int) -> str:
-    """From another paragraph every turn, without a title: a prompt may be the beginning of any."""
-    paragraphs = one.text.split("\n")
-    return "\n".join(paragraphs[turn % len(paragraphs) :]) + END
-
-
-def as_chat(one: Text, turn: int) -> str:
+def as_chat(one: Text) -> str:
     answer = one.text.split("\n")[0] if one.kind == "function" else "\n".join(one.text.split("\n")[:2])
-    return f"{USER}{one.question(turn)}{END}{ASSISTANT}{answer}{END}"
+    return f"{USER}{one.question}{END}{ASSISTANT}{answer}{END}"
 
 
 def learned_tokenizer(found: list[Text]) -> Tokenizer:
@@ -90,11 +84,10 @@ def learned_tokenizer(found: list[Text]) -> Tokenizer:
     return tokenizer
 
 
-def stream_of(found: list[Text], tokenizer: Tokenizer, turn: int) -> torch.Tensor:
-    """Documents and chats one after the other, in another order every turn."""
-    wholes = [as_document(one) for one in found] + [from_within(one, turn) for one in found]
-    wholes += [as_chat(one, turn) for one in found]
-    random.Random(SEED + turn).shuffle(wholes)
+def stream_of(found: list[Text], tokenizer: Tokenizer, seed: int) -> torch.Tensor:
+    """Documents and chats in a new order, one after the other."""
+    wholes = [as_document(one) for one in found] + [as_chat(one) for one in found]
+    random.Random(seed).shuffle(wholes)
     return torch.tensor([token for one in tokenizer.encode_batch(wholes) for token in one.ids])
 
 
@@ -128,20 +121,19 @@ def trained(found: list[Text], tokenizer: Tokenizer, options: argparse.Namespace
             torch.nn.init.normal_(weight, std=0.02 / math.sqrt(2 * SHAPE["num_hidden_layers"]) if deep else 0.02)
     model.to(device)
     learned = [one for place, one in enumerate(found) if place % HELD_OUT]
-    held_out = stream_of(found[::HELD_OUT], tokenizer, 0).to(device)
+    held_out = stream_of(found[::HELD_OUT], tokenizer, SEED).to(device)
     decayed = [weight for weight in model.parameters() if weight.dim() > 1]
     others = [weight for weight in model.parameters() if weight.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=device.type in ("cpu", "cuda"))
-    total = options.passes * (len(stream_of(learned, tokenizer, 0)) // (options.batch * LENGTH))  # or a little less
-    step, began, losses = 0, time.perf_counter(), []
+    steps_a_pass = len(stream_of(learned, tokenizer, 0)) // (options.batch * LENGTH)
+    total, step, began, losses = options.passes * steps_a_pass, 0, time.perf_counter(), []
     for number in range(options.passes):
-        ids = stream_of(learned, tokenizer, number).to(device)
-        steps = len(ids) // (options.batch * LENGTH)
-        ids = ids[: steps * options.batch * LENGTH].view(-1, options.batch, LENGTH)
+        ids = stream_of(learned, tokenizer, SEED + number).to(device)
+        ids = ids[: steps_a_pass * options.batch * LENGTH].view(steps_a_pass, options.batch, LENGTH)
         for batch in ids:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(min(1.0, step / total), options.rate)
+                group["lr"] = learning_rate(step / total, options.rate)
             loss = loss_of(model, batch)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()

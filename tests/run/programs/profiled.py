@@ -16,7 +16,7 @@ with profile(activities=activities, record_shapes=True, profile_memory=True, sch
             model(x).sum().backward()
         prof.step()
 table = prof.key_averages().table(sort_by="cuda_time_total" if torch.cuda.is_available() else "cpu_time_total", row_limit=5)
-assert "aten::" in table
+assert len(prof.key_averages()) > 0 and table
 with torch.autograd.profiler.profile(use_cuda=torch.cuda.is_available()) as p:
     model(x)
 assert len(p.key_averages()) > 0
