@@ -25,6 +25,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from provenance import provenance, write_results
+
 ROOT = Path(__file__).resolve().parents[1]
 FLOAT32 = ["--force-fp32", "--fp32-vae", "--fp32-text-enc"]
 FLOAT16 = ["--force-fp16", "--fp16-vae", "--fp16-text-enc"]
@@ -248,7 +250,7 @@ def main() -> None:
             print(json.dumps({way: told}), flush=True)
     print(json.dumps(answer, indent=1))
     if options.output:
-        options.output.write_text(json.dumps(answer, indent=1) + "\n")
+        write_results(options.output, {**provenance(), **answer})
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from typing import Any
 import httpx
 import torch
 from decode_cpu import SHAPE
-from provenance import provenance
+from provenance import provenance, write_results
 from safetensors.torch import save_file
 
 import anytorch
@@ -178,7 +178,7 @@ def main() -> None:
             "load_average_after": os.getloadavg()[0], "results": results}  # fmt: skip
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(body, indent=1) + "\n")
+        write_results(options.output, body)
         print(f"wrote {options.output}")
 
 

@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from provenance import provenance, write_results
+
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "tests" / "run" / "programs"
 # The most telling first; those that start processes of their own or need other packages are left out.
@@ -182,7 +184,7 @@ def main() -> None:
                 shown.add(name)
                 print(name, json.dumps(entry)[:1500], flush=True)
         if options.output:
-            options.output.write_text(json.dumps(answer, indent=1) + "\n")
+            write_results(options.output, {**provenance(), **answer})
 
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)

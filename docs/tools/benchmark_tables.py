@@ -182,10 +182,12 @@ WEBGPU = (
     ("** the same in float16, eager", "webgpu-h200-small-ops", ("Qwen3-0.6B shape float16",)),
     ("** the same in float16, recorded, against CUDA eager", "webgpu-h200-small-ops",
      ("Qwen3-0.6B shape float16, replayed (CUDA: eager)",)),
-    ("* ResNet-50-shaped CNN, 16 images, float32", "webgpu-h200", ("ResNet-50 shape float32 16",)),
+    ("**** ResNet-50-shaped CNN, 16 images, float32 (spread 53 %)", "webgpu-h200-launcher-again", ("ResNet-50 shape float32 16",)),
     ("*** one small `a + b`, host time, without / with gradients", "webgpu-h200-launcher",
      ("a + b, 64x64, no grad", "a + b, 64x64, with autograd")),
-    ("*** `.item()` of one number", "webgpu-h200-launcher", ("item()",)),
+    ("**** the same, half an hour later", "webgpu-h200-launcher-again",
+     ("a + b, 64x64, no grad", "a + b, 64x64, with autograd")),
+    ("**** `.item()` of one number", "webgpu-h200-launcher-again", ("item()",)),
 )  # fmt: skip
 
 

@@ -39,9 +39,10 @@ def _register() -> None:
     from anytorch.webgpu.module import WebgpuModule
 
     _setup_privateuseone_for_python_backend(NAME, backend_module=WebgpuModule())
-    from anytorch.webgpu import registration
+    from anytorch.webgpu import libraries, registration
 
     registration.register()
+    libraries.watch()
     for name in ("webgpu_fallback", "webgpu_checks", "webgpu_adapter", "webgpu_memory"):
         settings.get(name)  # a value that makes no sense is told now, not when it first matters
     _adapt_backward(_gradients_elsewhere_explained if _autograd_has_device_threads() else _in_the_callers_thread)
