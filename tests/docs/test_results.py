@@ -37,6 +37,7 @@ BEFORE = {
          "graphs-webgpu-h200"), "bench/graphs.py",
     ),
     "h200-benchmark": "bench/backends.py",
+    "comfyui-tiny": "bench/comfyui.py",
     "info-startup": "bench/info_startup.py",
     **dict.fromkeys(("lite-cpu", "lite-cpu-h200"), "bench/lite.py"),
     "lite-gpu-h200": "bench/lite_gpu.py",
