@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,11 @@ from anytorch.errors import AnytorchError, OutputError
 from anytorch.text.embed import files_journal
 from anytorch.text.embed.files import FileReport, encode_file
 from anytorch.text.embed.files_journal import finished_rows
-from anytorch.text.embed.files_read import Source
+from anytorch.text.embed.files_read import Chunk, Source
 from anytorch.text.embed.files_write import write_vectors
 
 pytest.importorskip("pyarrow.parquet")
+import pyarrow as pa  # noqa: E402
 
 TEXTS = [f"text number {number}" for number in range(7)]
 ROWS = 4  # of a part: two of them
@@ -86,6 +87,10 @@ def test_whatever_fails_the_next_run_goes_on(
     assert told >= {"one thread refused": 1, "no more threads": 1}.get(kind, 5)
 
 
+def chunks() -> Iterator[Chunk]:
+    yield Chunk(0, list(TEXTS), pa.table({"text": list(TEXTS)}))
+
+
 @pytest.mark.parametrize("ending", ["npy", "jsonl"])
 @pytest.mark.parametrize(
     "kind", [kind for kind in FAULTS if "read" not in kind or "thread" in kind]
@@ -94,14 +99,14 @@ def test_a_file_without_a_journal_stays_as_it_was(kind: str, ending: str, tmp_pa
     engine, folder = fake_engine(), tmp_path / "out"
     folder.mkdir()
     target = folder / f"out.{ending}"
-    write_vectors(engine, iter(TEXTS), target)
+    write_vectors(engine, chunks(), target)
     whole, told = target.read_bytes(), 0
     for attempt in each(FAULTS[kind](folder)):
         target.write_bytes(b"what was there")
         before = set(threading.enumerate())
         with attempt:
             try:
-                write_vectors(engine, iter(TEXTS), target)
+                write_vectors(engine, chunks(), target)
             except Exception as exc:  # noqa: BLE001
                 assert isinstance(exc, AnytorchError) or is_out_of_memory(exc), f"{attempt}: {exc!r}"
                 told += 1

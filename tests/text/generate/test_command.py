@@ -69,7 +69,6 @@ def test_a_chat_and_standard_input(
     ("arguments", "words"),
     [
         (["--model", "nowhere"], "no such folder"),
-        ([], "--model"),
         (["--model", "MODEL", "--max-tokens", "0"], "--max-tokens 0: use a whole number"),
         (["--model", "MODEL", "--device-budget", "lots"], "--device-budget lots: use a size"),
         (["--model", "MODEL", "--dtype", "float8"], "--dtype float8"),

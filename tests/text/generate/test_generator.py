@@ -349,6 +349,7 @@ def held_together(
 def test_a_token_that_cannot_be_chosen_ends_its_request_alone(
     llama: TextGenerator, monkeypatch: pytest.MonkeyPatch, first_ends: bool
 ) -> None:
+    monkeypatch.setattr(llama._scheduler._way, "several", lambda requests, most: None)  # the host chooses, step by step
     options = {"temperature": 0, "repetition_penalty": 1.1, "max_tokens": 12}
     alone = [tokens_of(llama.stream(prompt, **options)) for prompt in PROMPTS[:3]]
     choose, end = scheduler.next_token, next(token for token in alone[0] if alone[0].index(token) >= 4)
@@ -381,6 +382,7 @@ def test_a_token_that_cannot_be_chosen_ends_its_request_alone(
 def test_a_device_that_reports_late_that_it_failed_is_asked_again(
     llama: TextGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(llama._scheduler._way, "several", lambda requests, most: None)  # the host looks, step by step
     alone = [tokens_of(llama.stream(prompt, max_tokens=12, temperature=0)) for prompt in PROMPTS[:3]]
     look, failures = scheduler.Outlook.of, []
 
