@@ -23,7 +23,7 @@ from anytorch.text.embed.files_read import Chunk, Source
 from anytorch.text.embed.files_write import write_vectors
 
 pytest.importorskip("pyarrow.parquet")
-import pyarrow as pa  # noqa: E402
+import pyarrow as pa
 
 TEXTS = [f"text number {number}" for number in range(7)]
 ROWS = 4  # of a part: two of them
