@@ -109,9 +109,10 @@ def world(device: str | torch.device | None = "auto") -> Iterator[World]:
     rank, local = number("RANK", 0), number("LOCAL_RANK", 0)
     chosen = own_device(device, local)
     if not dist.is_initialized():
+        vendors = dist.Backend.default_device_backend_map.get(chosen.type)  # before ours may take its place
         backend = collectives_for(chosen, number("LOCAL_WORLD_SIZE", 1))
         log.info("process %d of %d on %s, talking through %s", rank, size, chosen, backend)
-        own = chosen.type != "cpu" and backend == dist.get_default_backend_for_device(chosen)
+        own = chosen.type != "cpu" and backend == vendors
         options: dict[str, Any] = {"device_id": chosen} if own else {}
         dist.init_process_group(backend, timeout=PATIENCE, **options)
         # Once per process, until its end: a second group would find the first one's addresses in torchrun's store
