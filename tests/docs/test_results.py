@@ -18,8 +18,8 @@ sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import benchmark_tables as tables  # noqa: E402
 
 # Written before 18 November 2026, when a file began to need all of NEEDED, and the script that wrote each. What is measured
-# again leaves this list; nothing may be added to it. (Three of that day's own files are in it: comfyui-tiny, stand-in-h200 and
-# webgpu-h200-launcher were measured hours before their scripts wrote all of this.)
+# again leaves this list; nothing may be added to it. (Three of that day's own files are in it, comfyui-tiny, stand-in-h200
+# and webgpu-h200-launcher: they were measured hours before their scripts wrote all of this.)
 BEFORE = {
     **dict.fromkeys(("compile-cpu", "compile-h200", "compile-training-h200", "compile-webgpu-h200"), "bench/compile.py"),
     **dict.fromkeys(("decode-compiled-h200", "decode-h200"), "bench/decode.py"),
