@@ -60,6 +60,7 @@ def test_no_argument_is_a_bare_int_or_float() -> None:
 
 def schemas() -> Iterator[tuple[str, str, dict[str, Any]]]:
     from anytorch.serve import schemas as bodies
+    from anytorch.serve import text_schemas
 
     def walk(path: str, part: Any, *, data: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         if isinstance(part, list):
@@ -74,7 +75,7 @@ def schemas() -> Iterator[tuple[str, str, dict[str, Any]]]:
             # A list of token ids or of prices is data: its length is limited, its values are the model's business.
             yield from walk(inside, value, data=data or (name == "items" and path.rpartition(".")[2] in DATA))
 
-    for name, one in vars(bodies).items():
+    for name, one in (vars(bodies) | vars(text_schemas)).items():
         if isinstance(one, type) and issubclass(one, bodies.Body) and one is not bodies.Body:
             for path, part in walk("", one.model_json_schema(), data=False):
                 yield name, path, part

@@ -14,6 +14,20 @@ from anytorch.gpu import layer
 APIS = ("Vulkan", "Metal", "D3D12")  # OpenGL lacks the compute features we need
 # What wgpu calls the fields of an `Adapter`, in their order.
 INFO = ("device", "backend_type", "adapter_type", "description", "vendor_id", "device_id")
+# Taken where the adapter has them. `cooperative-matrix` is listed by some and cannot be enabled: never ask for it here.
+FEATURES = (
+    "immediates",
+    "shader-f16",
+    "shader-f64",
+    "shader-int64",
+    "shader-i16",
+    "subgroup",
+    "subgroup-barrier",
+    "shader-float32-atomic",
+    "timestamp-query",
+    "timestamp-query-inside-passes",
+    "pipeline-cache",
+)
 _ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "VirtualGPU": 2, "Unknown": 3, "CPU": 4}
 
 

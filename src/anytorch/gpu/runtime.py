@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from anytorch import interrupts, settings
 from anytorch.errors import DeviceError, DeviceLost, DeviceUnavailable, UsageError
 from anytorch.gpu import launcher, layer
-from anytorch.gpu.adapters import Adapter, choose_adapter, list_adapters
+from anytorch.gpu.adapters import FEATURES, Adapter, choose_adapter, list_adapters
 from anytorch.gpu.buffers import Buffer, Pool
 from anytorch.gpu.faults import Faults
 from anytorch.gpu.meter import TIMESTAMPS, Meter
@@ -29,20 +29,6 @@ if TYPE_CHECKING:
     from anytorch.gpu.profile import Profile
     from anytorch.gpu.tape import Tape
 
-# Taken where the adapter has them. `cooperative-matrix` is listed by some and cannot be enabled: never ask for it here.
-FEATURES = (
-    "immediates",
-    "shader-f16",
-    "shader-f64",
-    "shader-int64",
-    "shader-i16",
-    "subgroup",
-    "subgroup-barrier",
-    "shader-float32-atomic",
-    "timestamp-query",
-    "timestamp-query-inside-passes",
-    "pipeline-cache",
-)
 MOST_PENDING = 256  # dispatches per submission
 LOOK_AFTER = 32  # dispatches until a first look whether the GPU has run dry
 

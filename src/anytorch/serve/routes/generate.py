@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 
-from anytorch.serve import schemas
+from anytorch.serve import text_schemas as schemas
 from anytorch.serve.bodies import JsonRoute
 from anytorch.serve.loaders import TextModel
 from anytorch.serve.problems import (
