@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -45,6 +46,25 @@ def test_what_was_kept_holds(name: str, unheard: None) -> None:
 
 def test_every_corpus_has_its_target() -> None:
     assert {path.stem for path in kit.CORPUS.glob("*.txt")} == {*kit.TARGETS, *build.SETS}
+
+
+ENTRY = re.compile(r'^(?:EXPORT|API|extern "C" __attribute__\S+) [\w *]*?(\w+)\(', re.MULTILINE)
+METHOD = re.compile(r'^    \{("\w+"), reinterpret_cast', re.MULTILINE)  # of the launcher's table
+
+
+def test_every_native_entry_has_a_target() -> None:
+    ours = [build.SOURCE / name for one in build.SETS.values() for name in one.sources]
+    for path in sorted(build.SOURCE.rglob("*.cpp")):
+        assert path in ours, f"no target of tests/fuzz/native has {path.name}"
+    called = "".join(path.read_text(encoding="utf-8") for path in sorted(build.HERE.glob("*.[ch]*")))
+    entries = [
+        name
+        for path in sorted(build.SOURCE.rglob("*.cpp"))
+        for pattern in (ENTRY, METHOD)
+        for name in pattern.findall(path.read_text(encoding="utf-8"))
+    ]
+    assert len(entries) > 50
+    assert [name for name in entries if f"{name}(" not in called and f"({name}" not in called] == []
 
 
 def test_a_finding_is_what_was_not_promised() -> None:

@@ -277,6 +277,28 @@ def test_a_lost_device_says_so_and_can_be_replaced(run_python: Any) -> None:
     )
 
 
+def test_a_reset_lets_go_of_the_old_devices_buffers(run_python: Any) -> None:
+    """The launcher kept each of them, and so the device, for as long as the process lived."""
+    run_python(
+        "import gc, weakref, torch, anytorch.webgpu\n"
+        "from anytorch.gpu.runtime import open_runtime\n"
+        "x = torch.ones(3_333, device='webgpu')\n"
+        "kept, given_back = x + x, [x + x for _ in range(3)]\n"
+        "del given_back\n"
+        "open_runtime().pool.statistics\n"
+        "(x * x).tolist()\n"
+        "old = [weakref.ref(one) for one in open_runtime().buffers.values()]\n"
+        "del x\n"
+        "anytorch.webgpu.reset()\n"
+        "gc.collect()\n"
+        "assert sum(one() is not None for one in old) == 1, [one() for one in old]\n"
+        "del kept\n"
+        "assert (torch.ones(4, device='webgpu') + 1).tolist() == [2, 2, 2, 2]\n"
+        "assert all(one() is None for one in old)\n",
+        warm=True,
+    )
+
+
 def test_a_profile_names_and_times_every_launch(webgpu: Any) -> None:
     import torch
 

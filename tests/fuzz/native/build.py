@@ -59,6 +59,10 @@ class Native:
 
 KEPT_NBYTES = 6_000  # of a target's corpus in the repository
 POOLS = ("text/encoders/wordpiece/wordpiece.cpp", "graph/emit/code/pool.cpp", "memory/code/adam.cpp")
+MOVES = (
+    *("recorded/moves/moves.cpp", "gpu/code/tape.cpp", "forecast/decoding/uniform.cpp"),
+    "native/code/processor.cpp",
+)
 SETS = {
     one.name: one
     for one in (
@@ -67,10 +71,18 @@ SETS = {
         Native("native_attention", ("text/packed/code/graph.cpp",)),
         Native("native_linear", ("quant/cpp/linear.cpp",)),
         Native("native_decode", ("text/persistent/code/decode.cpp",)),
+        Native("native_rows", ("text/persistent/code/decode.cpp",)),
+        Native("native_draw", ("text/persistent/code/draw.h",)),
+        Native("native_panels", ("text/persistent/code/decode.cpp",)),
         Native("native_crc32", ("native/code/crc32.cpp",), longest=2048),
         Native("native_adam", ("memory/code/adam.cpp",), flags=("-ffp-contract=off",)),
-        Native("native_moves", ("recorded/moves/moves.cpp", "gpu/code/tape.cpp", "forecast/decoding/uniform.cpp")),
+        Native("native_moves", MOVES),
+        Native("native_layer", ("gpu/code/vulkan_layer.cpp",)),
+        Native("native_launcher", ("gpu/code/launcher/launcher.cpp",)),
         Native("native_pools", ("text/packed/code/encoder.cpp", *POOLS), TSAN, longest=64),
+        Native("native_workers", ("text/persistent/code/decode.cpp",), TSAN, longest=64),
+        Native("native_openmp", ("quant/cpp/linear.cpp",), TSAN, longest=64),
+        Native("native_returned", ("gpu/code/launcher/launcher.cpp",), TSAN, longest=128),
     )
 }
 
@@ -88,8 +100,10 @@ def built(one: Native, folder: Path) -> Path:
     compiler = find_compiler()
     flags = [*FLAGS, *one.flags, *simd.level().flags, *one.sanitizers, f"-I{SHARED}", f"-I{SOURCE}", f"-I{HERE}"]
     sources = [SOURCE / name for name in one.sources]
-    read = [one.driver, HERE / "main.cpp", HERE / "fuzz.h", Path(__file__), *sources]
-    read += [header for place in {SHARED, *(path.parent for path in sources)} for header in sorted(place.glob("*.h"))]
+    read = [one.driver, HERE / "main.cpp", *sorted(HERE.glob("*.h")), Path(__file__), *sources]
+    read += [
+        header for place in sorted({SHARED, *(path.parent for path in sources)}) for header in sorted(place.glob("*.h"))
+    ]
     digest = hashlib.sha256(" ".join([compiler.identity, *flags]).encode())
     for path in read:
         digest.update(path.read_bytes())

@@ -1,9 +1,35 @@
-// Attention and norms as kernels of graphs: within their memory, for any sizes, and the same bits in one piece and in many.
+// Attention and norms as kernels of graphs: within their memory, for any sizes, the same bits in one piece and in many,
+// and near a
+// plain reference in float64.
 #include "text/packed/code/graph.cpp"
 
 #include "fuzz.h"
 
 static int64_t bits_of(double value) { int64_t bits; memcpy(&bits, &value, 8); return bits; }
+
+static bool near(float found, double wanted) { return std::fabs(double(found) - wanted) <= 1e-4 * (1 + std::fabs(wanted)); }
+
+// One query by all keys that it may see.
+static void check_query(const float* q, const float* k, const float* v, int64_t count, int64_t width, const float* out) {
+  std::vector<double> weights(count), wanted(width);
+  double top = -INFINITY, total = 0;
+  for (int64_t p = 0; p < count; p++) {
+    for (int64_t i = 0; i < width; i++) weights[p] += double(q[i]) * k[p * width + i];
+    top = std::max(top, weights[p] /= std::sqrt(double(width)));
+  }
+  for (double& one : weights) total += one = std::exp(one - top);
+  for (int64_t p = 0; p < count; p++)
+    for (int64_t i = 0; i < width; i++) wanted[i] += weights[p] / total * v[p * width + i];
+  for (int64_t i = 0; i < width; i++) REQUIRE(near(out[i], wanted[i]));
+}
+
+static void check_row(const float* x, const float* weight, const float* bias, int64_t width, bool rms, const float* out) {
+  double mean = 0, squares = 0;
+  for (int64_t i = 0; i < width && !rms; i++) mean += double(x[i]) / double(width);
+  for (int64_t i = 0; i < width; i++) squares += (x[i] - mean) * (x[i] - mean) / double(width);
+  for (int64_t i = 0; i < width; i++)
+    REQUIRE(near(out[i], (x[i] - mean) / std::sqrt(squares + 1e-5) * (weight ? weight[i] : 1.0) + (bias ? bias[i] : 0.0)));
+}
 
 int one(const uint8_t* data, size_t size) {
   Input in(data, size);
@@ -20,12 +46,21 @@ int one(const uint8_t* data, size_t size) {
   buffers[3] = parts.data();
   for (int64_t item = batch * heads; item-- > 0;) graph_attend(buffers, sizes, item, item + 1);
   REQUIRE(wrong == 0 && memcmp(whole.data(), parts.data(), whole.size() * 4) == 0);
+  const int64_t row = in.from(0, n - 1), item = in.from(0, batch * heads - 1),
+      shared = item / heads * groups + item % heads / (heads / groups);
+  if (!odd) check_query(q.data() + (item * n + row) * width, k.data() + shared * n * width,
+      v.data() + shared * n * width, causal ? row + 1 : n, width, whole.data() + (item * n + row) * width);
 
   const int64_t rows = in.from(0, 20), share = in.from(1, 7);
   Exact<float> x(rows * width), weight(width), bias(width), out(rows * width);
   fill(x.data(), x.size(), seed, odd), fill(weight.data(), width, seed + 3, odd);
-  void* more[] = {x.data(), in.flag() ? weight.data() : nullptr, in.flag() ? bias.data() : nullptr, out.data()};
+  const bool weighed = in.flag(), shifted = in.flag() && weighed;  // no bias without a weight: so norm.h has it
+  fill(bias.data(), width, seed + 4, odd);
+  void* more[] = {x.data(), weighed ? weight.data() : nullptr, shifted ? bias.data() : nullptr, out.data()};
   int64_t of_norm[] = {width, in.flag(), bits_of(1e-5), rows, share};
   graph_normalise(more, of_norm, 0, (rows + share - 1) / share);
+  for (int64_t r = 0; r < rows && !odd; r++)
+    check_row(x.data() + r * width, weighed ? weight.data() : nullptr, shifted ? bias.data() : nullptr, width,
+        of_norm[1], out.data() + r * width);
   return 0;
 }

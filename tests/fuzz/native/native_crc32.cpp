@@ -14,6 +14,7 @@ int one(const uint8_t* data, size_t size) {
   REQUIRE(crc32_of(begin, text, int64_t(n)) == ~bytes(~begin, text, n));
   const size_t middle = cut < n ? cut : n;
   REQUIRE(crc32_of(crc32_of(begin, text, int64_t(middle)), text + middle, int64_t(n - middle)) == crc32_of(begin, text, int64_t(n)));
+  REQUIRE(crc32_is_fast() == is_fast());
   Exact<uint32_t> sums((n + part - 1) / part);
   crc32_parts(text, int64_t(n), int64_t(part), sums.data());
   for (size_t i = 0; i < sums.size(); i++) {

@@ -7,6 +7,7 @@
 struct Made {  // an encoder, and the words that it reads in place
   Shape s;
   void* handle = nullptr;
+  std::vector<bool> plain;  // layers of float32 products, which can be calibrated
   Exact<float> words{0};
   ~Made() { encoder_free(handle); }
 };
@@ -50,6 +51,7 @@ static bool fill_parts(Made& made, Input& in, uint32_t seed, bool odd) {
   const int queries = s.heads * s.head_width, keys = s.kv_heads * s.head_width;
   const int outputs[] = {queries + 2 * keys, s.width, s.gated ? 2 * s.inner : s.inner, s.width}, inputs[] = {s.width, queries, s.width, s.inner};
   for (int layer = 0; layer < s.layers; layer++) {
+    made.plain.push_back(true);
     const float thetas[] = {0.0f, 10000.0f, 500.0f};
     if (encoder_set_attention(made.handle, in.byte() == 255 ? in.word() : layer, thetas[in.from(0, 2)], in.byte() == 255 ? in.word() : int(in.from(0, 12)))) return false;
     for (int which : {2, 3, 4, 5})
@@ -58,6 +60,7 @@ static bool fill_parts(Made& made, Input& in, uint32_t seed, bool odd) {
     for (int which = 0; which < 4; which++) {
       int rows = outputs[which], columns = inputs[which], format = int(in.from(0, 5)), gated = which == 2 && s.gated;
       const int wrong = in.byte();
+      if (format != F32 || wrong >= 252) made.plain.back() = false;
       if (wrong == 255) rows = in.word() % 4096;
       if (wrong == 254) columns = in.word() % 4096;
       if (wrong == 253) format = in.word();
@@ -82,7 +85,30 @@ static bool same(const float* a, const float* b, size_t count) {
   return true;
 }
 
+// What calibration tells of each product's inputs: no square is larger than that of the greatest.
+static void calibrate(Made& made, const int32_t* ids, const int32_t* starts, int sequences) {
+  const Shape& s = made.s;
+  int where;
+  REQUIRE(encoder_calibrate(made.handle, s.layers, ids, starts, sequences, nullptr, nullptr, nullptr, nullptr,
+      &where) == BAD_PART);
+  if (encoder_calibrate(made.handle, -1, ids, starts, sequences, nullptr, nullptr, nullptr, nullptr, &where) != OK) return;
+  const int widths[] = {s.width, s.heads * s.head_width, s.width, s.inner};
+  for (int layer = 0; layer < s.layers; layer++) {
+    if (!made.plain[layer]) continue;
+    std::vector<Exact<float>> seen;
+    for (int width : widths) seen.emplace_back(size_t(2 * width));
+    REQUIRE(encoder_calibrate(made.handle, layer, ids, starts, sequences, seen[0].data(), seen[1].data(),
+        seen[2].data(), seen[3].data(), &where) == OK);
+    for (int which = 0; which < 4; which++)
+      for (int i = 0; i < widths[which]; i++) {
+        const double top = seen[which][i], total = seen[which][widths[which] + i];
+        REQUIRE(total != total || (top >= 0 && total <= 1.001 * starts[sequences] * top * top + 1e-30));
+      }
+  }
+}
+
 int one(const uint8_t* data, size_t size) {
+  REQUIRE(encoder_shape_nbytes() == sizeof(Shape) && encoder_has_bytes() == HAS_FOURS && encoder_peak(size % 3, 1) >= 0);
   Input in(data, size);
   Made made;
   made.s = shape_from(in);
@@ -110,6 +136,8 @@ int one(const uint8_t* data, size_t size) {
   const int answer = encoder_run(made.handle, ids.data(), starts.data(), sequences, pooling, normalise, pooled.data(), in.flag() ? tokens.data() : nullptr, &where);
   REQUIRE(answer == OK || answer == BAD_TOKEN || answer == TOO_LONG || answer == BAD_STARTS);
   if (answer != OK) return 0;
+  REQUIRE(encoder_linear_nbytes(made.handle) > 0);
+  if (in.flag()) calibrate(made, ids.data(), starts.data(), sequences);
   for (int i = 0; i < sequences; i++) {
     int32_t own[] = {0, starts[i + 1] - starts[i]};
     Exact<int32_t> some(own[1]);

@@ -1,7 +1,39 @@
-// Packed weights times inputs: within its memory for every format and shape, the same bits by both kernels and alone or in a batch.
+// Packed weights times inputs: within its memory for every format and shape, the same bits by both kernels, alone or in
+// a batch, and
+// by a plain reference, which takes one code after the other.
 #include "quant/cpp/linear.cpp"
 
 #include "fuzz.h"
+
+static int code_of(const Weight& w, int64_t row, int64_t k) {
+  const int64_t per_byte = 8 / w.bits;
+  return w.codes[row * w.row_bytes + k / per_byte] >> (w.bits * (k % per_byte)) & ((1 << w.bits) - 1);
+}
+static bool alike(float a, float b) { return a == b || (a != a && b != b); }
+
+// One row of x by one of the weight's: whole numbers within a group, then one rounding for each group, in order.
+static float expected(const Weight& w, const float* x, int64_t row, float bias) {
+  float largest = 0;
+  for (int64_t k = 0; k < w.columns; k++) {
+    if (!std::isfinite(x[k])) return NAN;
+    largest = std::max(largest, std::fabs(x[k]));
+  }
+  const float factor = float(w.x_top) / largest;
+  const bool nothing = !(largest > 0) || !std::isfinite(factor);
+  float sum = 0;
+  for (int64_t g = 0; g * w.group < w.columns; g++) {
+    int64_t products = 0, inputs = 0;
+    for (int64_t k = g * w.group; k < std::min(w.columns, (g + 1) * w.group) && !nothing; k++) {
+      const int64_t rounded = std::lrintf(x[k] * factor), code = code_of(w, row, k);
+      products += rounded * (w.bits == 8 ? int8_t(code) : w.table[code]), inputs += rounded;
+    }
+    REQUIRE(products >= INT32_MIN && products <= INT32_MAX);
+    const int64_t at = row * w.stored_groups + (w.group_size ? g * w.group / w.group_size : 0);
+    sum = std::fma(float(products), stored(w, w.scale, at) * (w.tensor_scale * w.unit), sum);
+    if (w.offset) sum = std::fma(stored(w, w.offset, at) * w.tensor_scale, float(inputs), sum);
+  }
+  return std::fma(sum, nothing ? 0.0f : largest / float(w.x_top), bias);
+}
 
 int one(const uint8_t* data, size_t size) {
   Input in(data, size);
@@ -54,9 +86,19 @@ int one(const uint8_t* data, size_t size) {
     REQUIRE(quant_linear(&w, x.data() + i * w.columns, 1, biased ? bias.data() : nullptr, alone.data(), 1) == 0);
     for (int64_t r = 0; r < w.rows; r++) {
       const float a = alone[r], b = panel[i * w.rows + r];
-      REQUIRE(a == b || (a != a && b != b));
+      REQUIRE(alike(a, b));
+      REQUIRE(alike(a, expected(w, x.data() + i * w.columns, r, biased ? bias[r] : 0.0f)));
     }
   }
   REQUIRE(quant_unpack(&w, first, count, unpacked.data()) == 0);
+  for (int64_t r = 0; r < count; r++)
+    for (int64_t k = 0; k < w.columns; k++) {
+      const int64_t at = (first + r) * w.stored_groups + (w.group_size ? k / w.group_size : 0);
+      const int code = code_of(w, first + r, k);
+      volatile float value = (w.bits == 8 ? float(int8_t(code)) : w.values[code]) * (stored(w, w.scale,
+          at) * w.tensor_scale);
+      if (w.offset) value = value + stored(w, w.offset, at) * w.tensor_scale;
+      REQUIRE(alike(unpacked[r * w.columns + k], value));
+    }
   return 0;
 }

@@ -1,10 +1,11 @@
-// Small native entries: tokens and rows moved, launches encoded, torch's random numbers drawn.
+// Small native entries: tokens and rows moved, launches encoded, torch's random numbers drawn, the processor asked.
 #include "recorded/moves/moves.cpp"
 
 #include "fuzz.h"
 
 extern "C" void encode_launches(void*, const void*, size_t, void (*)(void*, void*), void (*)(void*, uint32_t, void*, size_t, const uint32_t*),
                                 void (*)(void*, uint32_t, const void*, size_t), void (*)(void*, uint32_t, uint32_t, uint32_t));
+extern "C" uint32_t processor_features();
 extern "C" void uniform(uint32_t* state, int32_t* next, double* out, int64_t count);
 
 struct Launch {  // as in gpu/code/tape.cpp
@@ -12,7 +13,13 @@ struct Launch {  // as in gpu/code/tape.cpp
   const void* immediates;
   uint32_t size, x, y, z;
 };
-struct Pass { size_t pipelines = 0, groups = 0, dispatches = 0; uint64_t bytes = 0, groups_of_work = 0; };
+struct Call {  // of WebGPU's, with what it was given
+  int kind;
+  const void* given;
+  uint32_t x, y, z;
+  bool operator==(const Call& o) const { return kind == o.kind && given == o.given && x == o.x && y == o.y && z == o.z; }
+};
+typedef std::vector<Call> Pass;
 
 static void moved(Input& in) {
   const int64_t texts = in.from(0, 12), count = texts ? in.from(0, 20) : 0;
@@ -39,27 +46,46 @@ static void encoded(Input& in) {
   const size_t count = size_t(in.from(0, 20));
   Exact<Launch> launches(count);
   Exact<uint8_t> immediates(64);
-  Pass pass;
-  uint64_t bytes = 0, work = 0;
-  size_t pipelines = 0;
+  Pass pass, wanted;
   for (size_t i = 0; i < count; i++) {
-    launches[i] = {in.flag() ? &pass : nullptr, &pass, immediates.data(), uint32_t(in.from(0, 64)), uint32_t(in.word()), in.byte(), in.byte()};
-    bytes += launches[i].size, work += uint64_t(launches[i].x) + launches[i].y + launches[i].z, pipelines += launches[i].pipeline != nullptr;
+    launches[i] = {in.flag() ? &immediates : nullptr, &launches, immediates.data() + i % 8, uint32_t(in.from(0, 56)),
+        uint32_t(in.word()), in.byte(), in.byte()};
+    const Launch& one = launches[i];
+    if (one.pipeline) wanted.push_back({0, one.pipeline});
+    wanted.insert(wanted.end(), {{1, one.group}, {2, one.immediates, one.size}, {3, nullptr, one.x, one.y, one.z}});
   }
   encode_launches(
-      &pass, launches.data(), count, [](void* p, void*) { static_cast<Pass*>(p)->pipelines++; },
-      [](void* p, uint32_t, void*, size_t, const uint32_t*) { static_cast<Pass*>(p)->groups++; },
-      [](void* p, uint32_t, const void* data, size_t size) {
-        for (size_t i = 0; i < size; i++) static_cast<Pass*>(p)->bytes += 1 + static_cast<const uint8_t*>(data)[i];
-      },
-      [](void* p, uint32_t x, uint32_t y, uint32_t z) { static_cast<Pass*>(p)->dispatches++, static_cast<Pass*>(p)->groups_of_work += uint64_t(x) + y + z; });
-  REQUIRE(pass.groups == count && pass.dispatches == count && pass.pipelines == pipelines && pass.bytes == bytes && pass.groups_of_work == work);
+      &pass, launches.data(), count, [](void* p, void* pipeline) { static_cast<Pass*>(p)->push_back({0, pipeline}); },
+      [](void* p, uint32_t at, void* group, size_t offsets, const uint32_t*) {
+          static_cast<Pass*>(p)->push_back({1, group, at, uint32_t(offsets)}); },
+      [](void* p, uint32_t at, const void* data, size_t size) {
+          static_cast<Pass*>(p)->push_back({2, data, uint32_t(size), at}); },
+      [](void* p, uint32_t x, uint32_t y, uint32_t z) { static_cast<Pass*>(p)->push_back({3, nullptr, x, y, z}); });
+  REQUIRE(pass == wanted);
+}
+
+// MT19937 by its definition: word after word, each tempered by itself.
+static double next_number(std::vector<uint32_t>& words, size_t& at) {
+  uint64_t both = 0;
+  for (int half = 0; half < 2; half++, at++) {
+    while (at >= words.size()) {
+      const size_t n = words.size() - 624;
+      const uint32_t y = (words[n] & 0x80000000u) | (words[n + 1] & 0x7fffffffu);
+      words.push_back(words[n + 397] ^ y >> 1 ^ (y & 1 ? 0x9908b0dfu : 0));
+    }
+    uint32_t y = words[at];
+    y ^= y >> 11, y ^= y << 7 & 0x9d2c5680u, y ^= y << 15 & 0xefc60000u, y ^= y >> 18;
+    both = both << 32 | y;
+  }
+  return double(both & ((1ull << 53) - 1)) / 9007199254740992.0;
 }
 
 static void drawn(Input& in) {
   Exact<uint32_t> state(624), again(624);
   for (size_t i = 0; i < 624; i++) state[i] = again[i] = uint32_t(i * 2654435769u) ^ uint32_t(in.word());
   int32_t next = int32_t(in.from(0, 624)), other = next;
+  std::vector<uint32_t> words(state.data(), state.data() + 624);
+  size_t at = size_t(next);
   const int64_t count = in.from(0, 1500), first = in.from(0, count);
   Exact<double> whole(count), parts(count);
   uniform(state.data(), &next, whole.data(), count);
@@ -67,11 +93,30 @@ static void drawn(Input& in) {
   uniform(again.data(), &other, parts.data() + first, count - first);
   REQUIRE(next == other && next >= 0 && next <= 624 && memcmp(state.data(), again.data(), 624 * 4) == 0);
   REQUIRE(!count || memcmp(whole.data(), parts.data(), count * sizeof(double)) == 0);
-  for (int64_t i = 0; i < count; i++) REQUIRE(whole[i] >= 0 && whole[i] < 1);
+  for (int64_t i = 0; i < count; i++) REQUIRE(whole[i] >= 0 && whole[i] < 1 && whole[i] == next_number(words, at));
+}
+
+// As the compiler's own library has it. Nothing is handed in, so once is enough.
+static bool asked() {
+#if defined(__x86_64__)
+  const uint32_t found = processor_features();
+  const bool wanted[] = {bool(__builtin_cpu_supports("fma")), bool(__builtin_cpu_supports("f16c")),
+      bool(__builtin_cpu_supports("avx2")),
+                         bool(__builtin_cpu_supports("avx512f")), bool(__builtin_cpu_supports("avx512dq")),
+                             bool(__builtin_cpu_supports("avx512bw")),
+                         bool(__builtin_cpu_supports("avx512vl")), bool(__builtin_cpu_supports("avx512vnni"))};
+  for (int i = 0; i < 8; i++) REQUIRE((found >> i & 1) == wanted[i]);
+  REQUIRE(found < 1 << 9);
+#else
+  REQUIRE(processor_features() == 0);
+#endif
+  return true;
 }
 
 int one(const uint8_t* data, size_t size) {
   Input in(data, size);
+  static const bool once = asked();
+  (void)once;
   const int kind = int(in.from(0, 2));
   kind == 0 ? moved(in) : kind == 1 ? encoded(in) : drawn(in);
   return 0;

@@ -67,6 +67,21 @@ int one(const uint8_t* data, size_t size) {
     for (int64_t k = 0; k < times; k++) memcpy(held.back().data() + k * text.size(), text.data(), text.size());
     begins[i] = held.back().data(), sizes[i] = int64_t(held.back().size());
   }
+  // The same through a list of Python's, one of whose items may be no text.
+  struct Item { const char* text; intptr_t size; };
+  const int64_t broken = in.byte() == 255 && texts ? in.from(0, texts - 1) : -1;
+  Exact<Item> list(texts);
+  for (int64_t i = 0; i < texts; i++) list[i] = {i == broken ? nullptr : begins[i], sizes[i]};
+  Exact<const char*> found(texts);
+  Exact<int64_t> lengths(texts);
+  const int64_t nbytes = wordpiece_gather(
+      list.data(), texts, [](void* all, intptr_t at) -> void* { return static_cast<Item*>(all) + at; },
+      [](void* one, intptr_t* length) { return *length = static_cast<Item*>(one)->size, static_cast<Item*>(one)->text;
+          }, found.data(), lengths.data());
+  int64_t in_all = 0;
+  for (int64_t i = 0; i < texts; i++) in_all += sizes[i];
+  REQUIRE(nbytes == (broken < 0 ? in_all : -1) && wordpiece_character_nbytes() == sizeof(Character));
+  for (int64_t i = 0; i < texts && broken < 0; i++) REQUIRE(found[i] == begins[i] && lengths[i] == sizes[i]);
   const int64_t room = wordpiece_room(made, sizes.data(), texts, most);
   Exact<int32_t> alone(room), shared(room), starts(texts + 1), others(texts + 1);
   Exact<uint8_t> flags(texts), more(texts);

@@ -60,6 +60,24 @@ def test_penalised_tokens_are_less_likely_whatever_their_sign() -> None:
     assert found.tolist() == [1.0, -4.0, 1.0]
 
 
+def test_a_temperature_too_small_for_float32_takes_the_most_likely() -> None:
+    """The quotients were infinite, and the least likely token was taken."""
+    for temperature in (1e-38, 1e-44, 1e-60):
+        for logits in (
+            torch.tensor([1.0, 30.0, 2.0]),
+            torch.tensor([-3.0, -1.0, -2.0]),
+            torch.tensor([-1.0, 0.0, -5.0]),
+        ):
+            points = Points(torch.Generator().manual_seed(3))
+            after = points.ahead(2)[1]
+            assert next_token(logits, Sampling(temperature=temperature), [], points) == 1
+            assert points.take() == after
+
+
+def test_the_smallest_penalty_makes_no_number_of_zero() -> None:
+    assert penalised(torch.tensor([0.0, 1.0]), [0], 1e-60).tolist() == [0.0, 1.0]
+
+
 def test_defaults_come_from_the_models_own_file() -> None:
     own = SimpleNamespace(do_sample=True, temperature=0.6, top_p=0.95, top_k=20, repetition_penalty=1.1)
     assert defaults_of(own) == Sampling(0.6, 0.95, 20, 1.1)

@@ -90,6 +90,8 @@ def test_draws_are_those_of_next_token() -> None:
         Sampling(repetition_penalty=1.4),
         Sampling(),
         Sampling(temperature=30.0, seed=5),
+        Sampling(temperature=1e-44, seed=6),  # whose quotients have no float32
+        Sampling(temperature=1e-60, repetition_penalty=1e-60, seed=7),
     ]
     steps, prompt = 60, [5, 9]
     expected = []

@@ -19,7 +19,7 @@ namespace {
 typedef void (*Function)(void);
 typedef Function (*GetProc)(void *handle, const char *name);
 
-enum : int32_t { SUCCESS = 0, INCOMPLETE = 5, INITIALIZATION_FAILED = -3 };
+enum : int32_t { SUCCESS = 0, INCOMPLETE = 5, INITIALIZATION_FAILED = -3, TOO_MANY_OBJECTS = -10 };
 enum : uint32_t {
     LOADER_INSTANCE = 47,
     LOADER_DEVICE = 48,
@@ -187,6 +187,12 @@ struct Kernel {
     uint32_t subgroup;  // required; 0: whatever the driver takes
 };
 
+struct Module {  // of a kernel with a required subgroup size
+    void *device;  // its key: two devices may give the same handle
+    uint64_t handle;
+    uint32_t subgroup;
+};
+
 const int MOST_INSTANCES = 32, MOST_DEVICES = 64, MOST_KERNELS = 64, MOST_MODULES = 256, MOST_SHAPES = 128;
 const uint32_t MAGIC = 0xA17C0DE5u;  // in every marked module
 
@@ -203,7 +209,7 @@ struct Report {  // read by gpu/layer.py: keep the two alike
 Instance instances[MOST_INSTANCES];
 Device devices[MOST_DEVICES];
 Kernel kernels[MOST_KERNELS];
-uint64_t modules[MOST_MODULES][2];  // those of kernels with a required subgroup size, and that size
+Module modules[MOST_MODULES];
 uint32_t module_count;
 Report report;
 bool armed;
@@ -221,6 +227,14 @@ template <class Entry, int COUNT> Entry *find(Entry (&entries)[COUNT], void *key
     for (Entry &one : entries)
         if (one.key == key) return &one;
     return nullptr;
+}
+
+// A copy of what is kept of a handle's owner: another thread may be adding or removing one.
+template <class Entry, int COUNT> bool known(Entry (&entries)[COUNT], void *handle, Entry &copy) {
+    Locked locked;
+    Entry *found = handle ? find(entries, key_of(handle)) : nullptr;
+    if (found) copy = *found;
+    return found;
 }
 
 LoaderInfo *link_of(const void *info, uint32_t type) {
@@ -266,14 +280,6 @@ uint32_t list_matrices(GetProc next, void *instance, void *physical, const char 
     for (uint32_t i = 0; i < count; i++) memcpy(into[i], &found[i].m, WORDS * sizeof(uint32_t));
     free(found);
     return count;
-}
-
-// Put a structure of features at the head of a chain, unless one of its type is in it.
-void prepend(DeviceInfo *info, void *features) {
-    auto header = static_cast<Header *>(features);
-    if (in_chain(info->next, header->type)) return;
-    header->next = info->next;
-    info->next = header;
 }
 
 int32_t create_with_matrices(CreateDevice create, GetProc next, void *instance, void *physical, const DeviceInfo *asked,
@@ -323,33 +329,38 @@ int32_t create_with_matrices(CreateDevice create, GetProc next, void *instance, 
     wanted.extension_count = named;
 
     // What wgpu has in its own chain must not come a second time: it is switched on there, and off again afterwards.
-    uint32_t *switched[3], before[3];
+    uint32_t *switched[16], before[16];
     int switches = 0;
     auto on = [&](uint32_t *feature) { switched[switches] = feature; before[switches++] = *feature; *feature = 1; };
+    auto join = [&](auto &features) {
+        auto there = reinterpret_cast<decltype(&features)>(in_chain(wanted.next, features.type));
+        if (!there) {
+            features.next = wanted.next;
+            wanted.next = reinterpret_cast<Header *>(&features);
+            return;
+        }
+        for (size_t i = 0; i < sizeof(features.on) / sizeof(*features.on); i++)
+            if (features.on[i]) on(&there->on[i]);
+    };
+    model.on[1] = model.on[2] = 0;
     if (Header *found = in_chain(wanted.next, VULKAN_1_2_FEATURES)) {
         on(&reinterpret_cast<Vulkan12Features *>(found)->on[MEMORY_MODEL_IN_12]);
-    } else if (Header *found = in_chain(wanted.next, MEMORY_MODEL_FEATURES)) {
-        on(&reinterpret_cast<MemoryModelFeatures *>(found)->on[0]);
     } else {
-        model.on[1] = model.on[2] = 0;
-        prepend(&wanted, &model);
+        join(model);
     }
     const bool can_require = sizes.on[0] && sizes.on[1] && (limits.stages & 0x20);  // of compute shaders
     if (can_require) {
         if (Header *found = in_chain(wanted.next, VULKAN_1_3_FEATURES)) {
             on(&reinterpret_cast<Vulkan13Features *>(found)->on[SUBGROUP_SIZE_IN_13]);
             on(&reinterpret_cast<Vulkan13Features *>(found)->on[SUBGROUP_SIZE_IN_13 + 1]);
-        } else if (Header *found = in_chain(wanted.next, SUBGROUP_SIZE_FEATURES)) {
-            on(&reinterpret_cast<SubgroupSizeFeatures *>(found)->on[0]);
-            on(&reinterpret_cast<SubgroupSizeFeatures *>(found)->on[1]);
         } else {
-            prepend(&wanted, &sizes);
+            join(sizes);
         }
     }
     first.on[1] = 0;  // kernels check their own bounds
-    prepend(&wanted, &first);
-    if (second) prepend(&wanted, &more);
-    if (bfloat16) prepend(&wanted, &brain);
+    join(first);
+    if (second) join(more);
+    if (bfloat16) join(brain);
 
     LoaderInfo *loader = link_of(asked, LOADER_DEVICE);
     Link *link = loader->link;
@@ -376,25 +387,31 @@ int32_t create_with_matrices(CreateDevice create, GetProc next, void *instance, 
 
 int32_t create_device(void *physical, const DeviceInfo *info, const void *allocator, void **device) {
     LoaderInfo *loader = link_of(info, LOADER_DEVICE);
-    Instance *instance = find(instances, key_of(physical));
-    if (!loader || !loader->link || !instance) return INITIALIZATION_FAILED;
+    Instance instance;
+    if (!loader || !loader->link || !known(instances, physical, instance)) return INITIALIZATION_FAILED;
     GetProc next = loader->link->instance_proc, next_device = loader->link->other;
     loader->link = loader->link->next;
-    auto create = reinterpret_cast<CreateDevice>(next(instance->handle, "vkCreateDevice"));
+    auto create = reinterpret_cast<CreateDevice>(next(instance.handle, "vkCreateDevice"));
     if (!create) return INITIALIZATION_FAILED;
     const bool ours = armed;
-    int32_t result = ours ? create_with_matrices(create, next, instance->handle, physical, info, allocator, device)
+    int32_t result = ours ? create_with_matrices(create, next, instance.handle, physical, info, allocator, device)
                           : create(physical, info, allocator, device);
     if (result != SUCCESS) return result;
-    Locked locked;
-    if (Device *free_one = find(devices, nullptr)) {
-        free_one->next = next_device;
-        free_one->create_module = reinterpret_cast<CreateModule>(next_device(*device, "vkCreateShaderModule"));
-        free_one->create_pipelines = reinterpret_cast<CreatePipelines>(next_device(*device, "vkCreateComputePipelines"));
-        free_one->ours = ours && report.state == 1;
-        free_one->key = key_of(*device);
+    {
+        Locked locked;
+        if (Device *free_one = find(devices, nullptr)) {
+            free_one->next = next_device;
+            free_one->create_module = reinterpret_cast<CreateModule>(next_device(*device, "vkCreateShaderModule"));
+            free_one->create_pipelines = reinterpret_cast<CreatePipelines>(next_device(*device, "vkCreateComputePipelines"));
+            free_one->ours = ours && report.state == 1;
+            free_one->key = key_of(*device);
+            return result;
+        }
     }
-    return result;
+    // One that is not kept would have no functions: the loader asks this layer for them.
+    reinterpret_cast<Destroy>(next_device(*device, "vkDestroyDevice"))(*device, allocator);
+    *device = nullptr;
+    return TOO_MANY_OBJECTS;
 }
 
 void destroy_device(void *device, const void *allocator) {
@@ -432,43 +449,45 @@ const Kernel *marked(const ModuleInfo *info) {
     return nullptr;
 }
 
+// A driver gives the handle of a destroyed module to the next one: what was noted of that handle is of another module.
+void note_module(void *device, uint64_t handle, uint32_t subgroup) {
+    for (Module &one : modules)
+        if (one.device == device && one.handle == handle) one = Module();
+    if (subgroup) modules[module_count++ % MOST_MODULES] = {device, handle, subgroup};
+}
+
 int32_t create_module(void *device, const ModuleInfo *info, const void *allocator, uint64_t *module) {
-    Device *found = find(devices, key_of(device));
-    if (!found) return INITIALIZATION_FAILED;
-    if (!found->ours) return found->create_module(device, info, allocator, module);
+    Device found;
+    if (!known(devices, device, found)) return INITIALIZATION_FAILED;
+    if (!found.ours) return found.create_module(device, info, allocator, module);
     Locked locked;  // a kernel stays registered until its module has been made
     const Kernel *kernel = marked(info);
-    if (!kernel) return found->create_module(device, info, allocator, module);
     ModuleInfo other = *info;
-    other.code = kernel->code;
-    other.nbytes = kernel->nbytes;
-    int32_t result = found->create_module(device, &other, allocator, module);
+    if (kernel) other.code = kernel->code, other.nbytes = kernel->nbytes;
+    int32_t result = found.create_module(device, &other, allocator, module);
     if (result == SUCCESS) {
-        replaced++;
-        if (kernel->subgroup) {
-            modules[module_count % MOST_MODULES][0] = *module;
-            modules[module_count++ % MOST_MODULES][1] = kernel->subgroup;
-        }
+        note_module(found.key, *module, kernel ? kernel->subgroup : 0);
+        replaced += kernel != nullptr;
     }
     return result;
 }
 
 int32_t create_pipelines(void *device, uint64_t cache, uint32_t count, const PipelineInfo *infos, const void *allocator,
                          uint64_t *pipelines) {
-    Device *found = find(devices, key_of(device));
-    if (!found) return INITIALIZATION_FAILED;
+    Device found;
+    if (!known(devices, device, found)) return INITIALIZATION_FAILED;
     uint32_t size = 0;
-    if (found->ours && count == 1) {
+    if (found.ours && count == 1) {
         Locked locked;
-        for (auto &one : modules)
-            if (one[0] == infos->stage.module && one[0]) size = static_cast<uint32_t>(one[1]);
+        for (const Module &one : modules)
+            if (one.device == found.key && one.handle == infos->stage.module) size = one.subgroup;
     }
-    if (!size) return found->create_pipelines(device, cache, count, infos, allocator, pipelines);
+    if (!size) return found.create_pipelines(device, cache, count, infos, allocator, pipelines);
     PipelineInfo info = *infos;
     RequiredSubgroupSize required = {REQUIRED_SUBGROUP_SIZE, info.stage.next, size};
     info.stage.next = &required;
     info.stage.flags |= 2;  // full subgroups
-    return found->create_pipelines(device, cache, 1, &info, allocator, pipelines);
+    return found.create_pipelines(device, cache, 1, &info, allocator, pipelines);
 }
 
 // --- the loader's entry ---------------------------------------------------------------------------------------------------
@@ -482,13 +501,18 @@ int32_t create_instance(const void *info, const void *allocator, void **instance
     if (!create) return INITIALIZATION_FAILED;
     int32_t result = create(info, allocator, instance);
     if (result != SUCCESS) return result;
-    Locked locked;
-    if (Instance *free_one = find(instances, nullptr)) {
-        free_one->handle = *instance;
-        free_one->next = next;
-        free_one->key = key_of(*instance);
+    {
+        Locked locked;
+        if (Instance *free_one = find(instances, nullptr)) {
+            free_one->handle = *instance;
+            free_one->next = next;
+            free_one->key = key_of(*instance);
+            return result;
+        }
     }
-    return result;
+    reinterpret_cast<Destroy>(next(*instance, "vkDestroyInstance"))(*instance, allocator);
+    *instance = nullptr;
+    return TOO_MANY_OBJECTS;
 }
 
 void destroy_instance(void *instance, const void *allocator) {
@@ -507,11 +531,11 @@ void destroy_instance(void *instance, const void *allocator) {
 Function device_proc(void *device, const char *name) {
     if (!strcmp(name, "vkGetDeviceProcAddr")) return reinterpret_cast<Function>(device_proc);
     if (!strcmp(name, "vkDestroyDevice")) return reinterpret_cast<Function>(destroy_device);
-    Device *found = device ? find(devices, key_of(device)) : nullptr;
-    if (!found) return nullptr;
+    Device found;
+    if (!known(devices, device, found)) return nullptr;
     if (!strcmp(name, "vkCreateShaderModule")) return reinterpret_cast<Function>(create_module);
     if (!strcmp(name, "vkCreateComputePipelines")) return reinterpret_cast<Function>(create_pipelines);
-    return found->next(device, name);
+    return found.next(device, name);
 }
 
 Function instance_proc(void *instance, const char *name) {
@@ -523,8 +547,8 @@ Function instance_proc(void *instance, const char *name) {
     if (!strcmp(name, "vkDestroyDevice")) return reinterpret_cast<Function>(destroy_device);
     if (!strcmp(name, "vkCreateShaderModule")) return reinterpret_cast<Function>(create_module);
     if (!strcmp(name, "vkCreateComputePipelines")) return reinterpret_cast<Function>(create_pipelines);
-    Instance *found = instance ? find(instances, key_of(instance)) : nullptr;
-    return found ? found->next(instance, name) : nullptr;
+    Instance found;
+    return known(instances, instance, found) ? found.next(instance, name) : nullptr;
 }
 
 }  // namespace

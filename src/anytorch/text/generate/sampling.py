@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from anytorch.text.decoders.choosing import Points
 
 MOST_SEED = 2**63 - 1
+LEAST_PENALTY = 2.0**-126  # float32's: a logit of 0 divided by 0 is not a number
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,9 @@ def next_token(
     import torch
 
     values, tokens = torch.sort(logits.float() / sampling.temperature, descending=True, stable=True)
+    if not torch.isfinite(values[0]):  # so little heat that the quotient has no float32: as good as none
+        points.take()
+        return int(logits.argmax())
     if sampling.top_k:
         values, tokens = values[: sampling.top_k], tokens[: sampling.top_k]
     # In float64 where the device has it not: on the CPU, a vector of the vocabulary's size is nothing.
@@ -98,5 +102,5 @@ def penalised(logits: torch.Tensor, seen: Sequence[int], penalty: float) -> torc
     import torch
 
     where = torch.tensor(sorted(set(seen)), dtype=torch.long, device=logits.device)
-    found = logits[where]
+    found, penalty = logits[where], max(penalty, LEAST_PENALTY)
     return logits.index_copy(0, where, torch.where(found < 0, found * penalty, found / penalty))

@@ -20,6 +20,8 @@ struct DLManagedTensor {
 };
 static const int32_t DL_OTHER_DEVICE = 12;
 
+enum Place : uint8_t { ELSEWHERE, IN_TENSOR, RETURNED };  // where a buffer is, as far as this library knows
+
 struct Buffer {
     DLManagedTensor managed;  // of the one storage that has it at a time
     uint64_t key, nbytes;
@@ -27,6 +29,7 @@ struct Buffer {
     Object *object;  // gpu.buffers.Buffer
     uint64_t epoch;  // of the runtime it belongs to
     std::atomic<int32_t> pins;
+    std::atomic<Place> place;
     Buffer *next;  // in a list of returned ones
 };
 
@@ -82,6 +85,7 @@ static inline uint32_t size_at(uint64_t nbytes) { return uint32_t((nbytes * 0x9E
 
 static void give_back(Buffer *buffer) {
     Turn turn;
+    buffer->place.store(RETURNED, std::memory_order_relaxed);
     if (!buffer->pins.load(std::memory_order_relaxed) && buffer->epoch == epoch) {
         for (uint32_t probe = 0; probe < PROBES; probe++) {
             auto &list = returned[(size_at(buffer->nbytes) + probe) & (SIZES - 1)];
@@ -115,6 +119,7 @@ static Buffer *take_returned(uint64_t nbytes) {
         Buffer *buffer = list.first;
         list.first = buffer->next;
         if (!buffer->pins.load(std::memory_order_relaxed)) {
+            buffer->place.store(ELSEWHERE, std::memory_order_relaxed);
             reused++;
             return buffer;
         }
@@ -123,6 +128,53 @@ static Buffer *take_returned(uint64_t nbytes) {
         return nullptr;
     }
     return nullptr;
+}
+
+// Every buffer in a list, as one list (the lock is held).
+static Buffer *all_returned() {
+    Buffer *all = others;
+    others = nullptr;
+    for (auto &list : returned) {
+        while (Buffer *one = list.first) {
+            list.first = one->next;
+            one->next = all;
+            all = one;
+        }
+    }
+    return all;
+}
+
+static void forget(Buffer *buffer) {
+    Buffer **place = place_of(buffer->key, false);
+    if (place && *place == buffer) *place = nullptr;
+    drop(buffer->object);
+    free(buffer);
+}
+
+// Forget the buffers of runtimes that are gone: whoever keeps them keeps their device. Those in tensors come back one day.
+static void sweep() {
+    Buffer *gone = nullptr;
+    {
+        Turn turn;
+        for (Buffer *all = all_returned(), *one; (one = all);) {
+            all = one->next;
+            Buffer *&list = one->epoch == epoch ? others : gone;
+            one->next = list;
+            list = one;
+        }
+    }
+    for (Buffer **page : pages) {
+        for (uint32_t i = 0; page && i < PAGE; i++) {
+            Buffer *one = page[i];
+            if (!one || one->epoch == epoch || one->place.load(std::memory_order_relaxed) != ELSEWHERE) continue;
+            one->next = gone;
+            gone = one;
+        }
+    }
+    while (Buffer *one = gone) {
+        gone = one->next;
+        forget(one);
+    }
 }
 
 static Buffer *take(uint64_t nbytes) {  // null: an error is set

@@ -5,6 +5,10 @@
 //
 // Whatever is unusual goes to Python, which computes the same: an argument that is not a plain tensor or number, a geometry not
 // seen before, a recording or a profile under way. All functions but `give_back` are called with the GIL held.
+#if !defined(_WIN32)
+#include <unistd.h>
+#endif
+
 #include "kernels.h"
 
 static void free_plan(Object *capsule) {
@@ -22,17 +26,20 @@ static Object *make_plan(Object *, Object *const *args, Count) {
     made.pipeline = reinterpret_cast<void *>(py.long_as(args[1]));
     made.layout = uint64_t(py.long_as(args[2]));
     made.x = uint32_t(py.long_as(args[3])), made.y = uint32_t(py.long_as(args[4]));
-    made.buffers = uint32_t(py.long_as(args[5]));
+    const int64_t buffers = py.long_as(args[5]), head = py.long_as(args[7]);
     Count size = py.bytes_size(args[6]), codes = py.bytes_size(args[8]), shifts = py.bytes_size(args[9]);
-    made.head = uint32_t(py.long_as(args[7]));
     if (py.error()) return nullptr;
-    if (made.buffers > MOST_BUFFERS || size > Count(MOST_BYTES) || codes > Count(MOST_NUMBERS) || shifts > Count(MOST_BUFFERS))
+    if (buffers < 0 || buffers > MOST_BUFFERS || head < 0 || head > size || size > Count(MOST_BYTES) ||
+        codes > Count(MOST_NUMBERS) || shifts > Count(MOST_BUFFERS))
         return nothing();
+    made.buffers = uint32_t(buffers), made.head = uint32_t(head);
     made.size = uint32_t(size), made.numbers = uint32_t(codes), made.places = uint32_t(shifts);
     memcpy(made.at_starts, py.bytes_as(args[6]), size);
     memcpy(made.codes, py.bytes_as(args[8]), codes);
     memcpy(made.shifts, py.bytes_as(args[9]), shifts);
-    for (Count i = 0; i < codes; i++) made.numbers_size += strchr("qQd", made.codes[i]) ? 8 : 4;
+    for (Count i = 0; i < codes; i++) made.numbers_size += nbytes_of(made.codes[i]);
+    for (Count i = 0; i < shifts; i++)
+        if (made.shifts[i] >= SHIFT) return nothing();
     if (made.head + made.numbers_size + 4 * made.places > made.size) return nothing();
     if (args[10] != is.none && type_of(args[10]) == is.tuple_type && py.tuple_size(args[10]) == 4) {
         Object *part[4];
@@ -55,6 +62,10 @@ static Object *make_plan(Object *, Object *const *args, Count) {
 static Object *launch(Object *, Object *const *args, Count count) {
     Plan *plan = static_cast<Plan *>(py.capsule_get(args[0], nullptr));
     if (!plan) return nullptr;
+    if (!runtime.bind) {
+        py.set_error(is.type_error, "a launch was asked for without a device");
+        return nullptr;
+    }
     bool listed = type_of(args[1]) == is.list_type;
     Count operands = listed ? py.list_size(args[1]) : py.tuple_size(args[1]);
     if (operands < 0) return nullptr;
@@ -102,13 +113,6 @@ static Object *add(Object *, Object *const *args, Count) {
     return nothing();
 }
 
-static void forget(Buffer *buffer) {
-    Buffer **place = place_of(buffer->key, false);
-    if (place && *place == buffer) *place = nullptr;
-    drop(buffer->object);
-    free(buffer);
-}
-
 // remove(key): the buffer is destroyed; nobody has it, and it is in no list
 static Object *remove_buffer(Object *, Object *const *args, Count) {
     Buffer *buffer = known(uint64_t(py.long_as(args[0])));
@@ -123,36 +127,24 @@ static Object *pin(Object *, Object *const *args, Count) {
     return nothing();
 }
 
-// Every buffer in a list, as one list (the lock is held).
-static Buffer *all_returned() {
-    Buffer *all = others;
-    others = nullptr;
-    for (auto &list : returned) {
-        while (Buffer *one = list.first) {
-            list.first = one->next;
-            one->next = all;
-            all = one;
-        }
-    }
-    return all;
-}
-
 // returned() → [buffer, …] that tensors have given back since the last call
 static Object *drain(Object *, Object *const *, Count) {
+    Object *made = py.list_new(0);
+    if (!made) return nullptr;
     Buffer *all = nullptr;
     {
         Turn turn;
         all = all_returned();
     }
-    Object *made = py.list_new(0);
     while (all) {
         Buffer *one = all;
         all = one->next;
         if (one->epoch != epoch) {
             forget(one);
-        } else if (made) {
-            py.list_append(made, one->object);
+            continue;
         }
+        one->place.store(ELSEWHERE, std::memory_order_relaxed);
+        py.list_append(made, one->object);
     }
     return made;
 }
@@ -188,6 +180,18 @@ static Object *refill(Object *, Object *const *args, Count) {
     return py.long_from(made);
 }
 
+// Is this the first call in a child of fork?
+static bool forked() {
+#if defined(_WIN32)
+    return false;
+#else
+    static pid_t mine = getpid();
+    const pid_t before = mine;
+    mine = getpid();
+    return mine != before;
+#endif
+}
+
 // attach(acquire, release, dispatch, bind, look, missing); attach() leaves the runtime
 static Object *attach(Object *, Object *const *args, Count count) {
     Object **all[] = {&runtime.acquire, &runtime.release, &runtime.dispatch, &runtime.bind, &runtime.look, &runtime.missing};
@@ -200,12 +204,15 @@ static Object *attach(Object *, Object *const *args, Count count) {
     pass = pipeline = nullptr;
     watched = false;
     granted = budget = 1;
-    returning.clear();  // after a fork: the thread that held it is not in this process
+    const bool child = forked();
+    if (child) returning.clear();  // the thread that held it is not in this process; else it is to be waited for
     {
         Turn turn;
         epoch++;
-        others = all_returned();
+        others = all_returned();  // none of them is handed out again
     }
+    outdated = recording != 0 && !child;
+    if (!recording && !child) sweep();  // in a child the device is its parent's: nothing of it may be freed there
     py.dec_ref(forget_plans(nullptr, nullptr, 0));
     return forget_groups(nullptr, nullptr, 0);
 }

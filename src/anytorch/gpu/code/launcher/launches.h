@@ -60,6 +60,10 @@ static void *group_of(Plan *plan, Buffer **buffers, uint32_t count) {  // null: 
     if (!answer) return nullptr;
     void *handle = reinterpret_cast<void *>(py.long_as(answer));
     py.dec_ref(answer);
+    if (!handle || py.error()) {
+        if (!py.error()) py.set_error(is.type_error, "binding gave no group");
+        return nullptr;
+    }
     // Python may have forgotten groups meanwhile (`forget_groups`), and the place with them: look for one again.
     if (groups_count >= GROUPS / 2) {
         memset(groups, 0, GROUPS * sizeof(Group));
@@ -103,7 +107,11 @@ static Outcome record_locked(Plan *plan, Buffer **buffers, uint32_t count, const
     return RECORDED;
 }
 
-static Outcome record(Plan *plan, const uint64_t *addresses, uint32_t count, const uint8_t *numbers) {
+static uint32_t recording;  // records under way, which have buffers in their hands
+static bool outdated;       // a runtime has gone meanwhile
+
+static Outcome record_found(Plan *plan, const uint64_t *addresses, uint32_t count, const uint8_t *numbers) {
+    const uint64_t began = epoch;
     Buffer *buffers[MOST_BUFFERS];
     uint64_t bits = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -135,7 +143,9 @@ static Outcome record(Plan *plan, const uint64_t *addresses, uint32_t count, con
         return FAILED;
     }
     py.dec_ref(held);
-    Outcome outcome = record_locked(plan, buffers, count, bytes);
+    bool there = true;  // but for a reset while we waited: then Python says what has become of them
+    for (uint32_t i = 0; there && began != epoch && i < count; i++) there = (buffers[i] = find(addresses[i]));
+    Outcome outcome = there ? record_locked(plan, buffers, count, bytes) : FAILED;
     Object *kind = nullptr, *value = nullptr, *trace = nullptr;
     if (outcome != RECORDED) py.fetch_error(&kind, &value, &trace);  // nothing may be called while an error is set
     Object *freed = py.call_plain(release);
@@ -144,6 +154,21 @@ static Outcome record(Plan *plan, const uint64_t *addresses, uint32_t count, con
     if (outcome != RECORDED) py.restore_error(kind, value, trace);
     return outcome == RECORDED && !freed ? FAILED : outcome;
 }
+
+static Outcome record(Plan *plan, const uint64_t *addresses, uint32_t count, const uint8_t *numbers) {
+    recording++;
+    const Outcome outcome = record_found(plan, addresses, count, numbers);
+    if (!--recording && outdated) {
+        outdated = false;
+        Object *kind = nullptr, *value = nullptr, *trace = nullptr;
+        py.fetch_error(&kind, &value, &trace);
+        sweep();
+        py.restore_error(kind, value, trace);
+    }
+    return outcome;
+}
+
+static uint32_t nbytes_of(char code) { return code == 'q' || code == 'Q' || code == 'd' ? 8 : 4; }
 
 // One number as a parameter; false: Python must convert it (`strict`, of users' numbers; others are converted already).
 static bool packed_number(Object *value, char code, uint8_t *&at, bool strict) {

@@ -35,6 +35,7 @@ static bool numbers_of(Object *tuple, int64_t *numbers, Count count) {
         Object *one = listed ? py.list_get(tuple, i) : py.tuple_get(tuple, i);
         if (!one || type_of(one) != is.int_type) return false;
         numbers[i] = py.long_as(one);
+        if (numbers[i] == -1 && py.error()) return false;  // larger than 64 bits
     }
     return true;
 }
@@ -48,14 +49,17 @@ static bool geometry_of(Object *sizes, Object *strides, Object *dtype, Object *n
     if (py.error()) py.clear_error();  // neither a tuple nor a list
     if (!fine) return false;
     made.rank = int32_t(rank);
-    made.nbytes = uint64_t(py.long_as(nbytes));
-    return made.nbytes != 0;
+    const int64_t size = py.long_as(nbytes);
+    if (size == -1 && py.error()) py.clear_error();
+    made.nbytes = uint64_t(size);
+    return size > 0;
 }
 
 static Object *new_tensor(Geometry &geometry, uint64_t *address) {
     Buffer *buffer = take(geometry.nbytes);
     if (!buffer) return nullptr;
     *address = buffer->key << SHIFT;
+    buffer->place.store(IN_TENSOR, std::memory_order_relaxed);
     DLManagedTensor &managed = buffer->managed;
     managed.tensor = {reinterpret_cast<void *>(*address), DL_OTHER_DEVICE, 0, geometry.rank, geometry.code, geometry.bits, 1,
                       geometry.sizes, geometry.strides, 0};

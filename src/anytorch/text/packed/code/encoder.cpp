@@ -589,6 +589,7 @@ API int encoder_calibrate(void* handle, int layer, const int32_t* ids, const int
     run_layer(e, e.layers[layer], call, e.arenas[0], e.s.block, each);
     for (float*& one : scratch.watch) one = nullptr;
   } catch (...) {
+    for (float*& one : e.scratch[0].watch) one = nullptr;  // they are the caller's, for this call
     return NO_MEMORY;
   }
   return OK;

@@ -1,6 +1,7 @@
 // Drawing a token: by temperature, top_k, top_p and a penalty on what was there already, as `next_token` in Python does it.
 #pragma once
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -25,11 +26,12 @@ struct Draw {
   int64_t token(const float* logits, int64_t count, int64_t step, Drawn& room) const {
     std::vector<float>& values = room.values;
     values.assign(logits, logits + count);
+    const float by = std::max((float)penalty, FLT_MIN);  // 0 divided by 0 is not a number
     if (seen)
       for (int64_t i = 0; i < count; i++)
-        if (seen[i]) values[i] = values[i] < 0 ? values[i] * (float)penalty : values[i] / (float)penalty;
-    const int64_t found = temperature == 0.0 ? std::max_element(values.begin(), values.end()) - values.begin()
-                                             : drawn(values, count, step, room);
+        if (seen[i]) values[i] = values[i] < 0 ? values[i] * by : values[i] / by;
+    const int64_t likeliest = std::max_element(values.begin(), values.end()) - values.begin();
+    const int64_t found = temperature == 0.0 ? likeliest : drawn(values, count, likeliest, step, room);
     if (seen) seen[found] = 1;
     return found;
   }
@@ -37,9 +39,10 @@ struct Draw {
  private:
   // By the inverse of the distribution, from the likeliest token down. They are put in order in portions, the likeliest first:
   // most draws end in the first.
-  int64_t drawn(std::vector<float>& values, int64_t count, int64_t step, Drawn& room) const {
-    float top = -INF;
-    for (int64_t i = 0; i < count; i++) values[i] /= (float)temperature, top = std::max(top, values[i]);
+  int64_t drawn(std::vector<float>& values, int64_t count, int64_t likeliest, int64_t step, Drawn& room) const {
+    for (int64_t i = 0; i < count; i++) values[i] /= (float)temperature;
+    const float top = values[likeliest];
+    if (!(std::fabs(top) <= FLT_MAX)) return likeliest;  // so little heat that the quotient has no float32: as good as none
     room.weights.resize(count);
     double total = 0.0;
     int64_t i = 0;
