@@ -173,7 +173,7 @@ def test_no_logic() -> None:
     """Re-exports and the one sentence: no function, no branch outside the helper both sentences come from.
 
     (What a file does when it is run as a program may loop over the lines it prints. Kronos's service is a program: it speaks
-    the original page's protocol, which nothing else does. The shim for Intel's extension defines that package's two functions.)
+    the original page's protocol, which nothing else does. The shim for Intel's extension defines that package's functions.)
     """
     own = ("anytorch_compat", "tests", "build", "kronos_fastapi", "intel_extension_for_pytorch")
     for path in COMPAT.rglob("*.py"):
