@@ -276,6 +276,7 @@ COMMANDS: list[tuple[str, list[str], int]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "arguments", "status"), COMMANDS, ids=[" ".join([c[0], *c[1]]) for c in COMMANDS])
 def test_command_line(name: str, arguments: list[str], status: int, tmp_path: Path, script: Callable[..., Any]) -> None:
     done = script(name, *arguments, check=False)

@@ -62,6 +62,7 @@ def test_a_missing_device_says_why_and_what_helps(visit: Open, ask: Callable[[st
     tab.shoot("devices-missing-light")
 
 
+@pytest.mark.long
 def test_benchmark(visit: Open) -> None:
     tab = visit()
     panel = tab.open("benchmark")
@@ -362,6 +363,7 @@ def test_graphs_with_odd_pictures_and_without_any(visit: Open) -> None:
     expect(panel.get_by_role("button", name=re.compile("superoptimize"))).to_be_visible()
 
 
+@pytest.mark.long
 def test_the_command_that_fills_graphs(run_python: Callable[..., Any], shared_libraries: Path) -> None:
     """What the empty panel offers, as it is printed there (with a search of one schedule, which takes less)."""
     script = (ROOT / "src/anytorch/serve/web/panels/graphs.js").read_text()
