@@ -1,4 +1,5 @@
-"""The jobs that `anytorch demo` shows: a search by meaning, a forecast, and a sentence. Nothing is fetched.
+"""The jobs that `anytorch demo` shows: a search by meaning, a forecast, a sentence, and tokens by the persistent kernel.
+Nothing is fetched.
 
 Each needs packages that may not be installed; what is missing is said, with the command that brings it.
 """
@@ -25,20 +26,27 @@ ROWS, HORIZON, PATHS, SEED = 400, 6, 5, 1
 ASKED, WORDS = "What does textwrap.dedent do?", 40
 
 
-def show(output: Output) -> dict[str, Any]:
+TOKENS = 128  # of the persistent kernel's text
+
+
+def show(output: Output, *, jobs: bool = True, decoding: bool = True) -> dict[str, Any]:
     """Do every job and show its answer. Returns them as a document; one that cannot be done has an `error`."""
-    jobs: tuple[tuple[str, str, Callable[[Output], dict[str, Any]]], ...] = (
-        ("a search by meaning", "embed", search),
-        ("a forecast", "forecast", forecast),
-        ("a sentence", "generate", sentence),
-    )
+    wanted: list[tuple[str, str, Callable[[Output], dict[str, Any]]]] = []
+    if jobs:
+        wanted += [
+            ("a search by meaning", "embed", search),
+            ("a forecast", "forecast", forecast),
+            ("a sentence", "generate", sentence),
+        ]
+    if decoding:
+        wanted.append(("the persistent kernel", "persistent", persistent))
     document = {}
-    for title, extra, job in jobs:
+    for title, extra, job in wanted:
         began = perf_counter()
         try:
             document[extra] = {**job(output), "seconds": round(perf_counter() - began, 3), "error": ""}
         except ModuleNotFoundError as exc:
-            missing = PackageMissing.of(extra, exc)
+            missing = PackageMissing.of("generate" if job is persistent else extra, exc)
             if missing is None:
                 raise
             document[extra] = told(title, missing, output)
@@ -114,3 +122,39 @@ def sentence(output: Output) -> dict[str, Any]:
     output.heading(f"a sentence ({facts['parameters'] / 1e6:.1f} million weights): {ASKED!r}")
     output.text(f"  {text}")
     return {"asked": ASKED, "text": text, "decoding": facts["decoding"]}
+
+
+def persistent(output: Output) -> dict[str, Any]:
+    """The same tokens twice: all of them in one call of the persistent kernel, and one by one as torch computes them."""
+    import torch
+
+    from anytorch.text.decoders.loading import load_decoder
+    from anytorch.text.generate.loading import TINY_FOLDER
+    from anytorch.text.persistent.kernel import PersistentKernel
+
+    decoder = load_decoder(TINY_FOLDER, "cpu", "float32").requires_grad_(False)
+    prompt = list(range(2, 18))
+    kernel = PersistentKernel.from_model(decoder, max_seq_length=len(prompt) + TOKENS)
+    kernel.generate(prompt, 2)  # the first call may compile
+    began = perf_counter()
+    found = kernel.generate(prompt, TOKENS)
+    kernel_s = perf_counter() - began
+    began = perf_counter()
+    with torch.inference_mode():
+        kept = decoder.new_cache(rows=1, positions=len(prompt) + TOKENS)
+        known = [int(decoder([prompt], kept)[0, -1].argmax())]
+        while len(known) < TOKENS:
+            known.append(int(decoder([known[-1:]], kept)[0, -1].argmax()))
+    torch_s = perf_counter() - began
+    same = next((at for at, (one, two) in enumerate(zip(found, known, strict=False)) if one != two), len(found))
+    output.heading(f"the persistent kernel ({kernel.explain()})")
+    rows = [
+        ("in one call", f"{1e3 * kernel_s / TOKENS:.2f}", f"{torch_s / kernel_s:.1f}"),
+        ("token by token, by torch", f"{1e3 * torch_s / TOKENS:.2f}", "1.0"),
+    ]
+    output.table((f"{TOKENS} tokens", "ms a token", "speed (torch = 1)"), rows)
+    agree = (
+        "the same" if same == TOKENS else f"the same up to token {same}, where two are equally likely within rounding"
+    )
+    output.text(f"  both wrote {agree}")
+    return {"tokens": TOKENS, "kernel_s": kernel_s, "torch_s": torch_s, "equal_tokens": same, "how": kernel.explain()}

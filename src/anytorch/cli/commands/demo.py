@@ -1,5 +1,5 @@
 """`anytorch demo`: the devices of this machine, a small real model trained on each usable one, then a search by meaning, a
-forecast and a sentence."""
+forecast, a sentence and the persistent kernel."""
 
 from __future__ import annotations
 
@@ -29,10 +29,6 @@ from anytorch.errors import AnytorchError, TorchMissing, WrongAnswer
 if TYPE_CHECKING:
     import torch
 
-PERSISTENT = (
-    "not shown: the persistent decoding kernel, which this version does not have (without this: --skip-persistent)"
-)
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -45,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skip-persistent",
         action="store_true",
-        help="do not mention the persistent decoding kernel, which this version does not have",
+        help="leave out the persistent decoding kernel, which is shown beside torch, token by token",
     )
 
 
@@ -69,7 +65,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
     results = [trained(device, options.iterations, output) for device in chosen]
     if not output.json:
         show(results, output, options.iterations)
-    jobs = {} if options.skip_jobs else demo_jobs.show(output)
+    jobs = demo_jobs.show(output, jobs=not options.skip_jobs, decoding=not options.skip_persistent)
     if output.json:
         output.data(
             {
@@ -83,8 +79,6 @@ def run(options: argparse.Namespace, output: Output) -> int:
         )
     else:
         what_next(output)
-    if not options.skip_persistent:
-        output.note(PERSISTENT)
     return 1 if any(result["error"] for result in results) else 0
 
 
