@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._prims_common import alert_not_deterministic
 
 from anytorch.webgpu.dtypes import spoken
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.launch import NoKernel, check_writable
+from anytorch.webgpu.launch import NoKernel, check_apart, check_writable
 from anytorch.webgpu.ops.indexing import (
     INDEX_DTYPES,
     Place,
@@ -44,6 +45,8 @@ def index_put_impl(
     values = ours(op, values)
     if any(length > 1 and not step for length, step in zip(target.size(), target.stride(), strict=True)):
         warnings.warn(EXPANDED, stacklevel=2)
+    else:
+        check_apart(target, values, *indices)
     same = values.dtype is target.dtype
     present = [index for index in indices if index is not None]
     mask = present[0] if len(present) == 1 and indices[0] is present[0] else None
@@ -187,6 +190,10 @@ def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumul
             f"put_(): Expected source and index to have the same number of elements, but got source.numel() = "
             f"{source.numel()}, index.numel() = {index.numel()}"
         )
+    if accumulate and target.dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
+        raise NoKernel  # the order of sums is the GPU's; the CPU has one
+    if not accumulate:
+        alert_not_deterministic("put_")
     check_writable(target)
     flat = target.reshape(-1)
     place = flat_place(index.reshape(-1)).checked(op, flat)
