@@ -30,7 +30,8 @@ def functions(rank: int, padding: int, align_corners: bool) -> str:
     )
     low, high = ("0.0", "size - 1.0") if align_corners else ("-0.5", "size - 0.5")
     clipped = (
-        "if (c <= 0.0) { return vec2<f32>(0.0, 0.0); } if (c >= size - 1.0) { return vec2<f32>(size - 1.0, 0.0); }\n"
+        "if (c <= 0.0 || is_nan(c)) { return vec2<f32>(0.0, 0.0); }\n"
+        "  if (c >= size - 1.0) { return vec2<f32>(size - 1.0, 0.0); }\n"
     )
     bounded = {
         ZEROS: "return vec2<f32>(c, 1.0);",

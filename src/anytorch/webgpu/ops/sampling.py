@@ -23,7 +23,8 @@ def _numbers(op: str, rank: int, x: torch.Tensor, grid: torch.Tensor, mode: int)
     check_devices(op, x, grid)
     if x.dtype not in FLOATS or not computable(x.dtype) or grid.dtype is not x.dtype or x.numel() == 0:
         raise NoKernel
-    if x.dim() != rank + 2 or grid.dim() != rank + 2 or (mode == wgsl.BICUBIC and rank != 2):
+    fits = x.dim() == grid.dim() == rank + 2 and grid.shape[-1] == rank and grid.shape[0] == x.shape[0]
+    if not fits or (mode == wgsl.BICUBIC and rank != 2):
         raise NoKernel  # the CPU says what is wrong with them
     values = (x.shape[1], math.prod(grid.shape[1:-1]), *x.shape[2:])
     return [(name, "u32", value) for name, value in zip(wgsl.parameters(rank), values, strict=True)]
