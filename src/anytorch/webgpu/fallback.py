@@ -16,11 +16,14 @@ from anytorch.errors import DeviceError
 from anytorch.webgpu import copies, random
 from anytorch.webgpu.tensors import CPU_KEYS, device, is_ours
 
-# Ops of aten whose CPU tensors are not a mistake: lengths, batch sizes and the like stay on the host on every device.
+# Ops of aten whose CPU tensors are not a mistake: lengths, batch sizes and the like stay on the host on every device, and
+# indices may.
 TAKES_HOST_TENSORS = (
     "_ctc_loss",
     "_ctc_loss_backward",
     "_pack_padded_sequence",
+    "index",
+    "_index_put_impl_",
     "_copy_from",
     "_to_copy",
     "copy",

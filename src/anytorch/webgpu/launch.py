@@ -51,6 +51,17 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     return first[0] < sum(second) and second[0] < sum(first)
 
 
+def check_partly(target: torch.Tensor, read: Sequence[Any]) -> None:
+    """The same, for ops that go from element to element: those may read just what they write, but no other part of it."""
+    for tensor in read:
+        if isinstance(tensor, torch.Tensor) and not (
+            tensor.data_ptr() == target.data_ptr()
+            and tensor.size() == target.size()
+            and tensor.stride() == target.stride()
+        ):
+            check_apart(target, tensor)
+
+
 def check_apart(target: torch.Tensor, *read: torch.Tensor | None) -> None:
     """Raise torch's own error where a tensor that is to be written shares memory with one that is read. As in torch, tensors
     with gaps are let through: whether their elements meet is hard to say."""

@@ -195,6 +195,7 @@ def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumul
     if not accumulate:
         alert_not_deterministic("put_")
     check_writable(target)
+    check_apart(target, source, index)
     flat = target.reshape(-1)
     place = flat_place(index.reshape(-1)).checked(op, flat)
     values = ours(op, source).reshape(-1)

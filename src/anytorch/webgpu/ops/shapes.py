@@ -125,6 +125,8 @@ def flip(source: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
 
 
 def roll(source: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+    if not shifts:
+        raise RuntimeError("`shifts` required")
     if not dims:
         if len(shifts) != 1:
             raise RuntimeError(f"shifts and dimensions must align. shifts: {len(shifts)}, dims:0")
