@@ -21,7 +21,7 @@ TORCH_INDEX ?= $(shell [ "$$(uname)" = Darwin ] || $(PYTHON) -m pip config list 
 export ANYTORCH_TEST_REQUIRE ?= cpu,webgpu-adapter,chromium,compiler,triton,node,minilm,zig
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-cpus coverage test-all fuzz test-device test-webgpu-full test-webgpu-pytorch check lint types bench docs format clean debian zig dist release
+.PHONY: help run demo test test-long test-cpus coverage test-all fuzz test-device test-webgpu-full test-webgpu-pytorch check lint types bench docs format clean debian zig dist release
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -38,8 +38,11 @@ demo: $(STAMPS)/venv ## the devices of this machine, a small model on each of th
 
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -ra -q
 
-test: $(STAMPS)/dev $(STAMPS)/zig $(STAMPS)/debian $(STAMPS)/mesa $(STAMPS)/matrix-vulkan ## the tests, in parallel, without the slow ones
-	@$(PYTEST) -m "not slow and not device"
+test: $(STAMPS)/dev $(STAMPS)/zig $(STAMPS)/debian $(STAMPS)/mesa $(STAMPS)/matrix-vulkan ## the tests, in parallel, without the long and the slow ones
+	@$(PYTEST) -m "not slow and not long and not device"
+
+test-long: $(STAMPS)/dev $(STAMPS)/zig $(STAMPS)/debian $(STAMPS)/mesa $(STAMPS)/matrix-vulkan ## whole programs, the samples of the documentation, what measures for seconds; CI runs it, too
+	@$(PYTEST) -m "long and not slow and not device"
 
 test-cpus: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## the numeric tests as other CPUs compute: without AVX, AVX2, AVX-512 without VNNI
 	@$(BIN)/python tools/other_machines.py --jobs $(JOBS)

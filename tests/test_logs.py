@@ -154,6 +154,7 @@ def test_a_level_that_makes_no_sense_does_not_stop_a_message(run_python: Callabl
     assert "careful" in run_python(code, env={"ANYTORCH_LOG_LEVEL": "LOUD"}).stderr
 
 
+@pytest.mark.long
 def test_the_child_and_the_cache_are_logged(run_python: Callable[..., Any]) -> None:
     code = """
         from anytorch.devices.choose import survey

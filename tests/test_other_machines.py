@@ -47,6 +47,7 @@ def test_a_cpu_that_cannot_stand_in_is_left_out(tool: Any, monkeypatch: pytest.M
     assert tool.cannot_stand_in(tool.MACHINES["german"]) is None
 
 
+@pytest.mark.long
 def test_the_switches_reach_the_libraries(tool: Any, run_python: Any) -> None:
     """Each library says which code it has chosen."""
     torch = pytest.importorskip("torch")

@@ -74,6 +74,7 @@ def test_the_page_of_names_has_them_all() -> None:
     assert missing == ["__version__"]
 
 
+@pytest.mark.long
 def test_modules_load_when_they_are_used(run_script: Callable[..., dict[str, Any]]) -> None:
     told = run_script(
         """
@@ -106,6 +107,7 @@ def test_every_name_loads(name: str) -> None:
     assert name == "__version__" or (value.__doc__ or "").strip()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("packages", "gone"),
     [(["transformers"], {"TextGenerator", "TextPool"}), (["pandas"], {"finetune_predictor", "finetune_tokenizer"})],

@@ -52,6 +52,7 @@ def run(folder: Path, processes: int, device: str = "cpu", prelude: str = "") ->
     return answer
 
 
+@pytest.mark.long
 def test_two_processes_end_where_one_does(tmp_path: Path) -> None:
     one, _, _, _ = run(tmp_path, 1)
     two, apart, device, size = run(tmp_path, 2)
@@ -59,6 +60,7 @@ def test_two_processes_end_where_one_does(tmp_path: Path) -> None:
     assert two == pytest.approx(one, abs=1e-5) and apart == 0.0 and (device, size) == ("cpu", 2)
 
 
+@pytest.mark.long
 def test_two_processes_on_a_device_without_collectives(tmp_path: Path, npu_extension: Any) -> None:
     one, _, _, _ = run(tmp_path, 1)
     two, apart, device, size = run(tmp_path, 2, "npu", npu_extension.loader())

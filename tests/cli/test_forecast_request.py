@@ -160,6 +160,7 @@ def test_every_column_has_its_quantiles(cli: Callable[..., Any], csv: Path, tmp_
     assert row["amount_q0.1"] <= row["amount_q0.5"] <= row["amount_q0.9"]
 
 
+@pytest.mark.long
 def test_how_to_draw_and_compute_is_passed_on(
     cli: Callable[..., Any], csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

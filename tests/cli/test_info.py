@@ -280,6 +280,7 @@ def test_a_hanging_child_ends_with_its_time_limit(tmp_path: Path, process: Calla
     assert codes == {"timed-out"}
 
 
+@pytest.mark.long
 def test_probe_tries_the_devices(cli: Callable[..., Any]) -> None:
     first = cli("--json", "info", "--probe").document
     assert first["tried"] is True and first["probe"]["cached"] is False

@@ -27,6 +27,7 @@ def test_a_device_that_is_not_here_falls_back(comfy: Any, backend: str, cpu_whee
     assert made.value("2", 1) == "cpu" and made.value("2", 2).startswith(f"device '{backend}:0' cannot be used")
 
 
+@pytest.mark.long
 def test_device_status_runs_every_time_and_the_rest_does_not(
     comfy: Any, prompt_of: Callable[[str], dict[str, Any]]
 ) -> None:

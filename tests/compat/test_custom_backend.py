@@ -70,6 +70,7 @@ def test_trying_the_installation(tmp_path: Path) -> None:
     assert "Matrix multiplication: (3, 4) @ (4, 2) = (3, 2)" in said
 
 
+@pytest.mark.long
 def test_the_demo_draws_its_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     said = run(SOURCES / "pytorch_custom_demo.py", tmp_path)

@@ -33,12 +33,14 @@ def test_multi_backend() -> None:
     assert "backward" in run("tests/test_multi_backend.py", "cpu")
 
 
+@pytest.mark.long
 def test_npu_integration() -> None:
     """All six checks that the document lists, on the accelerator that is there."""
     text = run("training/test_npu_integration.py")
     assert [line[:4] for line in text.splitlines()] == [f"{n}. ✅" for n in range(1, 7)]
 
 
+@pytest.mark.long
 def test_training_with_the_mode_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENABLE_VIRTUAL_BLACKWELL", "1")
     monkeypatch.setenv("VB_MODE", "balanced")

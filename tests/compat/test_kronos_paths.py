@@ -105,6 +105,7 @@ def test_device_resolution_as_the_document_shows_it() -> None:
         assert line in done.stdout.splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_training_scripts(processes: int, tmp_path: Path) -> None:
     """`python gitSource/finetune/train_tokenizer.py --device cpu`, and with two processes of torchrun; then the predictor.

@@ -42,6 +42,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
         process.communicate(timeout=300)
 
 
+@pytest.mark.long
 def test_readyz_says_the_device(service: tuple[str, str]) -> None:
     asked, url = service
     deadline = time.monotonic() + 120

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 ASK = """
 import warnings
 import torch
@@ -47,6 +49,7 @@ answer(seen=seen, initialized=torch.cuda.is_initialized(), total=summary["total"
 """
 
 
+@pytest.mark.long
 def test_tripwire(nvml_stub: Any, run_script: Callable[..., dict[str, Any]]) -> None:
     told = run_script(ASK, nvml_stub.env())
     assert told["seen"] == ["NVIDIA H200", "NVIDIA H200"]  # the cards were seen all the same

@@ -259,6 +259,7 @@ def check_prints(patterns: tuple[str, ...], output: str) -> None:
         assert re.search(pattern, output, re.MULTILINE), f"{pattern!r} not in\n{output}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUN)
 def test_runs_on_a_cpu(
     name: str, tmp_path: Path, run_python: Callable[..., Any], shared_cache: Callable[[str], Path]

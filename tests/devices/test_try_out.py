@@ -65,6 +65,7 @@ def test_a_crash_is_blamed_on_the_back_end_that_crashed(plugin: Callable[[str], 
     assert report.backends["cpu"].devices, "the rest must still be tried"
 
 
+@pytest.mark.long
 def test_a_hang_ends_at_the_limit_and_leaves_no_process(plugin: Callable[[str], None], tmp_path: Path) -> None:
     mark = tmp_path / "pid"
     plugin(f"open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
@@ -178,6 +179,7 @@ def test_an_entry_of_another_shape_is_tried_again(monkeypatch: pytest.MonkeyPatc
     assert try_out.try_out(machine).cached is False
 
 
+@pytest.mark.long
 def test_a_report_survives_the_way_through_json() -> None:
     from anytorch.probe.facts import as_json
 

@@ -48,6 +48,7 @@ def test_choose_device_that_is_missing() -> None:
     assert "using cpu" in done.stdout and done.stderr == ""
 
 
+@pytest.mark.long
 def test_explain() -> None:
     done = run("explain.py")
     assert done.stdout.startswith("you asked for: auto\nchosen: ")
@@ -58,6 +59,7 @@ def test_fit_batch() -> None:
     assert "batch 4096 fits on " in run("fit_batch.py").stdout
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the address space is bounded with Linux's RLIMIT_AS")
 def test_fit_batch_halves_on_a_real_error() -> None:
     """2**23 rows of 1 KiB need 8 GiB, twice; in 3 GiB of address space the allocator itself refuses."""
@@ -67,6 +69,7 @@ def test_fit_batch_halves_on_a_real_error() -> None:
     assert batch < 2**22 and batch & (batch - 1) == 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("minilm")
 def test_semantic_search(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()

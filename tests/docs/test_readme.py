@@ -44,6 +44,7 @@ def test_there_is_python_in_the_readme() -> None:
     assert len(BLOCKS) >= 1 and len(inline()) >= 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", [*BLOCKS, *(GIVEN + code for code in inline())])
 def test_python_as_printed(code: str, run_python: Callable[..., Any], shared_cache: Callable[[str], Path]) -> None:
     env = {"ANYTORCH_CACHE_DIR": str(shared_cache("samples")), "ANYTORCH_MEASURE_S": "0.2"}

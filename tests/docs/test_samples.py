@@ -28,6 +28,7 @@ def test_there_are_samples() -> None:
     assert len(samples()) >= 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", [code for _, code in samples()], ids=[name for name, _ in samples()])
 def test_sample(code: str, run_python: Callable[..., Any], tmp_path: Path, shared_cache: Callable[[str], Path]) -> None:
     # An explicit "cuda:1" falls back here and says so; a warning is part of what the sample shows.

@@ -13,6 +13,7 @@ from anytorch.errors import InputError, ModelError
 from anytorch.forecast.pool import PredictorPool
 
 
+@pytest.mark.long
 def test_two_processes_forecast_what_one_predictor_does_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     series = [anytorch.sample_candles(60, seed=seed) for seed in range(8)]

@@ -190,6 +190,7 @@ def test_batches(minutes: Any, inputs: Any, predictor: Any) -> None:
         made.predict_batch(frames[:2], None, times)
 
 
+@pytest.mark.long
 def test_rounded_and_quantized_models(minutes: Any, golden: Any) -> None:
     """They forecast, their ids are mostly the exact ones, and the model handed in stays as it was."""
     model, history = golden.model("b"), minutes.iloc[:40]

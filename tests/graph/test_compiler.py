@@ -125,6 +125,7 @@ def test_sizes_of_one_magnitude_share_a_search(few: None, monkeypatch: pytest.Mo
     assert len(searched) == 1
 
 
+@pytest.mark.long
 def test_compiling_leaves_torch_the_accelerator_it_has() -> None:
     """Once a device has PrivateUse1, torch computes no gradients on CUDA (pytorch issue 161129): only who asks for webgpu
     may have that."""

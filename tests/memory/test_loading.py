@@ -138,6 +138,7 @@ def test_an_index_that_names_a_missing_file(tmp_path: Path) -> None:
         locate_tensors(tmp_path)
 
 
+@pytest.mark.long
 def test_opening_a_folder_says_nothing_about_other_libraries(tmp_path: Path) -> None:
     """In a process of its own: the libraries speak when they are first imported."""
     import subprocess

@@ -430,6 +430,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.long
 def test_killed_while_it_saves_and_resumed(tmp_path: Path, run_python: Callable[..., Any]) -> None:
     def run(folder: str, killed: bool = False) -> list[str]:
         (tmp_path / folder).mkdir(exist_ok=True)

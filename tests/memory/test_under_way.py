@@ -227,6 +227,7 @@ print("blocks", len(optimizer.fitted.block_homes.host), flush=True)
 """
 
 
+@pytest.mark.long
 def test_a_program_that_ends_after_its_last_step(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False

@@ -275,6 +275,7 @@ def test_out_of_memory_is_recognised_and_the_batch_halved(npu_extension: Any) ->
     assert answers["second"] == [8], "the size that fitted was not remembered"
 
 
+@pytest.mark.long
 def test_it_is_chosen_when_this_process_has_loaded_it(npu_extension: Any) -> None:
     """The child cannot see a device that somebody registered here by hand; this process is asked directly."""
     answers = npu_extension.run(

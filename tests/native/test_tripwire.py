@@ -105,6 +105,7 @@ def pose_as_cuda_wheel(folder: Path) -> str:
     return f"import sys; sys.path.insert(0, {str(folder)!r})\n"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cpu_wheel")
 @pytest.mark.parametrize(
     ("wheel", "mask"),
@@ -135,6 +136,7 @@ def test_discovery_does_not_wake_cuda(
     assert answers["chosen"][-1] == "cpu"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cpu_wheel")
 def test_discovery_survives_a_driver_that_does_not_start(
     nvml_stub: Any, libcuda_stub: Any, run_script: Any, tmp_path: Path

@@ -59,6 +59,7 @@ def test_the_package_is_found_by_its_folder(monkeypatch: pytest.MonkeyPatch, tmp
     assert compilers.packaged_zig() == tmp_path / "ziglang" / "zig"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="what a kernel needs of the C library is found by Linux' loader")
 def test_a_kernel_is_compiled_for_the_level_that_is_asked_for(zig: Path, tmp_path: Path) -> None:
     """zig itself would use all that this processor has. And it does not compile a C++ library first, for minutes."""

@@ -101,6 +101,7 @@ def test_vectors_are_those_of_the_clone(
     assert installed.compiled() == []
 
 
+@pytest.mark.long
 def test_forecast_and_generate(installed: Installed, tmp_path: Path) -> None:
     make_model(tmp_path / "llama", "llama")
     make_tokenizer(tmp_path / "llama")

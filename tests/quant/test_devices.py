@@ -95,6 +95,7 @@ for name in {formats!r}:
 """
 
 
+@pytest.mark.long
 def test_packed_layers_on_webgpu(run_python: Callable[..., Any], missing: Callable[[str, str], NoReturn]) -> None:
     if find_spec("wgpu") is None:
         missing("webgpu-adapter", "wgpu is not installed")

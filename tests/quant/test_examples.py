@@ -21,6 +21,7 @@ def numbers(run_python: Callable[..., Any], name: str) -> dict[str, float]:
     return found
 
 
+@pytest.mark.long
 def test_training_with_rounding_recovers_the_accuracy(run_python: Callable[..., Any]) -> None:
     found = numbers(run_python, "qat")
     assert found["rounded afterwards"] < found["float32"] - 0.03

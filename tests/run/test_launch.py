@@ -135,6 +135,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_child_processes(tmp_path: Path) -> None:
     script = tmp_path / "children.py"
     script.write_text(CHILDREN)
@@ -160,6 +161,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "distributed.py"
     script.write_text(DISTRIBUTED)
@@ -248,6 +250,7 @@ def test_the_main_process() -> None:
     assert not is_main("") and not is_main(str(os.getppid())) and not is_main("of 1x")
 
 
+@pytest.mark.long
 def test_on_webgpu(tmp_path: Path, device: str) -> None:
     if device != "webgpu":
         return

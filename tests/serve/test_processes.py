@@ -138,6 +138,7 @@ def hiding(folder: Path, *packages: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [(), ("--workers", "2")])
 def test_a_start_without_the_default_model_says_how_to_get_it(tmp_path: Path, more: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "anytorch", "serve", "--port", "0", "--no-forecast", *more]

@@ -61,6 +61,7 @@ def fill(tab: Any, name: str) -> None:
         panel.get_by_text("Generated C++ of step 0").click()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_no_serious_accessibility_finding(visit: Open, theme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
@@ -78,6 +79,7 @@ def test_no_serious_accessibility_finding(visit: Open, theme: str) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.long
 def test_a_phone_needs_no_sideways_scrolling(visit: Open) -> None:
     from axe_playwright_python.sync_playwright import Axe
 

@@ -62,6 +62,7 @@ def test_a_missing_device_says_why_and_what_helps(visit: Open, ask: Callable[[st
     tab.shoot("devices-missing-light")
 
 
+@pytest.mark.long
 def test_benchmark(visit: Open) -> None:
     tab = visit()
     panel = tab.open("benchmark")
@@ -362,6 +363,7 @@ def test_graphs_with_odd_pictures_and_without_any(visit: Open) -> None:
     expect(panel.get_by_role("button", name=re.compile("superoptimize"))).to_be_visible()
 
 
+@pytest.mark.long
 def test_the_command_that_fills_graphs(run_python: Callable[..., Any], shared_libraries: Path) -> None:
     """What the empty panel offers, as it is printed there (with a search of one schedule, which takes less)."""
     script = (ROOT / "src/anytorch/serve/web/panels/graphs.js").read_text()
@@ -393,13 +395,15 @@ def test_a_reload_keeps_what_was_typed(visit: Open, tmp_path: Path) -> None:
     expect(tab.page.get_by_label("Texts, one on each line")).to_have_value("one\ntwo\nthree")
 
 
-def test_a_reload_follows_the_running_benchmark(visit: Open) -> None:
+def test_a_reload_follows_the_running_benchmark(visit: Open, ask: Callable[[str], bytes]) -> None:
     tab = visit()
     panel = tab.open("benchmark")
     expect(panel.get_by_role("checkbox").first).to_be_checked()  # the devices are there
     panel.get_by_label("Length").select_option("60")
     panel.get_by_role("button", name="Run the benchmark").click()
     expect(panel.get_by_role("progressbar")).to_be_visible()
+    while not json.loads(ask("v1/benchmark/running"))["seconds"]:  # the page shows the bar before the service is asked
+        tab.page.wait_for_timeout(100)
     tab.page.reload()
     expect(panel.get_by_role("progressbar")).to_be_visible()
     expect(panel.get_by_label("Length")).to_have_value("60")

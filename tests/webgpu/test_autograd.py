@@ -113,6 +113,7 @@ def test_a_failed_assertion_about_streams_is_explained() -> None:
         explained("another")
 
 
+@pytest.mark.long
 def test_threads_after_a_backward_that_came_before_the_device() -> None:
     """autograd starts its devices' threads once, at the first backward of the process."""
     script = (

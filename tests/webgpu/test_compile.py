@@ -47,6 +47,7 @@ def commands(function: Any) -> int:
     return runtime.statistics.commands - before
 
 
+@pytest.mark.long
 def test_a_compiled_model_trains_like_the_cpu_with_fewer_commands(ours: None) -> None:
     from anytorch.graph.compiler import compile_graph
 
@@ -307,6 +308,7 @@ def test_a_backward_before_the_import_does_no_harm(run_python: Any) -> None:
     )
 
 
+@pytest.mark.long
 def test_after_a_reset_everything_is_made_anew(run_python: Any) -> None:
     """What a lost device leaves behind, plans with its programs above all, must not be used on the next one."""
     run_python(

@@ -208,6 +208,7 @@ def test_operands_may_begin_within_their_buffers() -> None:
     torch.testing.assert_close(found.cpu(), wide[2:].exp() * narrow[3:])
 
 
+@pytest.mark.long
 def test_a_graph_for_webgpu_is_searched_and_called(ours: None) -> None:
     g = new_kernel_graph(backend="webgpu")
     x, w = g.new_input(("b", 32), dtype="float32"), g.new_input((32, 24), dtype="float32")

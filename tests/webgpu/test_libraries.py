@@ -35,6 +35,7 @@ answer(
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "imports", [FIRST, pytest.param(LAST, marks=pytest.mark.slow)], ids=["device first", "device last"]
 )

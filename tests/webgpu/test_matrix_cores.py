@@ -75,6 +75,7 @@ def agrees(found: dict[str, Any], names: tuple[str, ...] = ()) -> None:
         assert not found["split sums"]["tiles"][0].endswith(", 1")
 
 
+@pytest.mark.long
 def test_products(unpacked: Path, tmp_path: Path) -> None:
     agrees(run_child(unpacked, tmp_path, str(CHILD), *QUICK), QUICK)
 
@@ -91,6 +92,7 @@ print(json.dumps({"why": torch.webgpu.get_device_properties()["matrix_cores"], "
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("setting", "why"),
     [
@@ -103,6 +105,7 @@ def test_the_setting(unpacked: Path, tmp_path: Path, setting: str, why: str) -> 
     assert found == {"why": why, "sum": 64.0**3}
 
 
+@pytest.mark.long
 def test_without_a_compiler_there_are_none(unpacked: Path, tmp_path: Path) -> None:
     """And nobody is told unless he asks."""
     nowhere = {"ANYTORCH_CXX": "no-such-compiler", "ANYTORCH_CACHE_DIR": str(tmp_path / "cache")}

@@ -49,6 +49,7 @@ def test_empty_cache_and_peak(torch: Any) -> None:
     assert torch.webgpu.max_memory_reserved() - base == 4 << 20
 
 
+@pytest.mark.long
 def test_out_of_memory_is_torchs_own_and_the_device_works_on(run_script: Any, torch: Any) -> None:
     said = run_script(
         """

@@ -34,6 +34,7 @@ def rotation() -> int:
     return int(os.environ.get("ANYTORCH_TEST_ROTATION", datetime.date.today().toordinal()))
 
 
+@pytest.mark.long
 def test_the_days_part_of_the_operator_suite_agrees_with_the_cpu(webgpu: Any, tmp_path: Path) -> None:
     pytest.importorskip("expecttest", reason="torch.testing._internal needs it")
     part, answers = rotation() % PARTS, tmp_path / "verdicts.json"

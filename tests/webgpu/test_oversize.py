@@ -35,6 +35,7 @@ def test_products(webgpu: Any, a: tuple[int, ...], b: tuple[int, ...]) -> None:
     agrees(torch, torch.matmul, torch.randn(a), torch.randn(b))
 
 
+@pytest.mark.long
 @pytest.mark.native
 def test_a_layer_and_its_gradients(webgpu: Any) -> None:
     torch = webgpu

@@ -161,7 +161,10 @@ def test_out(webgpu: Any) -> None:
     torch.amax(on_device(x), 1, out=strided[:, 1])
     torch.testing.assert_close(strided.cpu()[:, 1], x.amax(1))
     with pytest.raises(RuntimeError, match="cast"):
-        torch.sum(on_device(x), 1, out=torch.empty(4, dtype=torch.int64, device="webgpu"))
+        torch.mean(on_device(x), 1, out=torch.empty(4, dtype=torch.int64, device="webgpu"))
+    # A sum is computed in the dtype of `out`, so every term is rounded down first.
+    whole = torch.sum(on_device(10 * x), 1, out=torch.empty(4, dtype=torch.int64, device="webgpu"))
+    assert whole.tolist() == torch.sum(10 * x, 1, out=torch.empty(4, dtype=torch.int64)).tolist()
 
 
 def test_more_dimensions_than_the_parameters_hold(webgpu: Any) -> None:

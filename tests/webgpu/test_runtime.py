@@ -292,6 +292,7 @@ def test_a_profile_names_and_times_every_launch(webgpu: Any) -> None:
     assert empty.launches == []
 
 
+@pytest.mark.long
 def test_the_time_on_the_device(run_python: Any) -> None:
     """Asked for before the device is opened, as `anytorch run --report` does; more passes than a query set has room for."""
     run_python(
@@ -336,6 +337,7 @@ def test_an_interrupt_while_waiting_for_a_readback_is_raised_and_harmless(run_py
     )
 
 
+@pytest.mark.long
 def test_an_interrupt_at_any_instruction_leaves_the_device_right(run_python: Any) -> None:
     """Ctrl-C before every third instruction of `anytorch.gpu`, one after the other, while work is recorded and read back."""
     done = run_python(

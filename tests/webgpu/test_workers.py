@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import pytest
+
 
 def test_data_loader_with_workers(torch: Any) -> None:
     from torch.utils.data import DataLoader, TensorDataset
@@ -68,6 +70,7 @@ def test_another_private_device_is_named(run_script: Any, torch: Any) -> None:
     assert said["message"].startswith("DeviceUnavailable") and "'other' has taken it" in said["message"]
 
 
+@pytest.mark.long
 def test_importing_twice_and_opening_late(run_script: Any, torch: Any) -> None:
     said = run_script(
         """

@@ -96,6 +96,7 @@ def test_doctor_and_info_name_it(plugin: Callable[..., Path], run_python: Callab
         assert "no licence file" in json.dumps(json.loads(done.stdout)), command
 
 
+@pytest.mark.long
 def test_one_that_breaks_when_tried(plugin: Callable[..., Path], run_script: Callable[..., dict[str, Any]]) -> None:
     """It loads, and then its device raises: a reason of that device, and the others are tried all the same."""
     code = WORKING.format(name="fragile", torch_type="cpu") + (
@@ -123,6 +124,7 @@ def test_one_that_breaks_when_tried(plugin: Callable[..., Path], run_script: Cal
     assert warning.startswith("DeviceFallbackWarning") and "the card is on fire" in warning
 
 
+@pytest.mark.long
 def test_one_that_kills_the_process_when_tried(
     plugin: Callable[..., Path], run_script: Callable[..., dict[str, Any]]
 ) -> None:

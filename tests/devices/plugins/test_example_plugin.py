@@ -36,6 +36,7 @@ def test_it_is_two_files() -> None:
     assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["counted_backend.py", "pyproject.toml"]
 
 
+@pytest.mark.long
 def test_resolves_by_name_and_alias(ask: Callable[..., dict[str, Any]]) -> None:
     told = ask(
         """
@@ -55,6 +56,7 @@ def test_resolves_by_name_and_alias(ask: Callable[..., dict[str, Any]]) -> None:
     assert told["free"] is None  # unknown is None, never 0
 
 
+@pytest.mark.long
 def test_documented_names_know_it(ask: Callable[..., dict[str, Any]]) -> None:
     told = ask(
         """

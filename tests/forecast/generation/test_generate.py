@@ -50,6 +50,7 @@ def test_a_mix_of_lengths_is_what_each_is_alone(mixed: Any, predictor: Any) -> N
     same(together, [made.paths([one], greedy, 1)[0] for one in mixed])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rolling", ["exact", "evict", "trim"])
 def test_chunks_change_nothing(mixed: Any, predictor: Any, rolling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do they change the draws: every row has its own numbers, whichever rows are computed with it."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
+import pytest
+
 SCRIPT = """
 import torch
 from dataclasses import replace
@@ -39,6 +41,7 @@ answer(worst=worst, refused=refused, steps=steps, remembered=again.verdict.remem
 """
 
 
+@pytest.mark.long
 def test_it_passes_the_second_gate_and_is_found_by_a_search(
     run_script: Callable[..., Any], missing: Callable[[str, str], NoReturn]
 ) -> None:

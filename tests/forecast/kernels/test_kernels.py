@@ -250,11 +250,13 @@ def test_the_kernels_draw_the_same_ids(interpreted: Callable[[str], Any]) -> Non
         assert used and not why and same and not ways
 
 
+@pytest.mark.long
 def test_products_are_right_however_they_are_cut(interpreted: Callable[[str], Any]) -> None:
     errors = interpreted(PRODUCTS)["errors"]
     assert len(errors) > 80 and not [one for one in errors if not one[2] <= choice.MOST_ERROR]
 
 
+@pytest.mark.long
 def test_what_is_chosen_draws_the_same_ids(interpreted: Callable[[str], Any]) -> None:
     found = interpreted(CHOSEN)
     used, why, same, ways = found["chosen"]

@@ -279,9 +279,9 @@ def test_every_epoch_visits_every_window_in_an_order_of_its_own() -> None:
 def test_mistakes(market: Any, shape: dict[str, Any], tokenizer: Any, model_config: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="did you mean 'batch_size'"):
         finetune_predictor(market, output=tmp_path, model=model_config, tokenizer=tokenizer, batchsize=3)
-    with pytest.raises(InputError, match="fewer than one step of 100000"):
+    with pytest.raises(InputError, match="fewer than one step of 65536"):
         finetune_predictor(
-            market, output=tmp_path, model=model_config, tokenizer=tokenizer, **{**shape, "batch_size": 100_000}
+            market, output=tmp_path, model=model_config, tokenizer=tokenizer, **{**shape, "batch_size": 65_536}
         )
     with pytest.raises(UsageError, match="they do not match"):
         wrong = {**model_config, "s2_bits": 5}

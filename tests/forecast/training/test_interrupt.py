@@ -234,7 +234,7 @@ def test_whose_state_it_is_is_told_without_reading_its_numbers(tmp_path: Path, m
         ("learning_rate", "3e-4", "use a number above 0"),
         ("learning_rate", True, "use a number above 0"),
         ("warm_up", None, "use a number from 0 to below 1"),
-        ("weight_decay", [0.1], "use a number from 0 on"),
+        ("weight_decay", [0.1], "use a number from 0 to"),
         ("mixed_precision", "no", "use True or False"),
     ],
 )

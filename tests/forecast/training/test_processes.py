@@ -61,6 +61,7 @@ def weights(module: Pretrained) -> torch.Tensor:
     return torch.cat([value.flatten() for value in module.parameters()]).detach()
 
 
+@pytest.mark.long
 def test_two_processes_are_one_with_twice_the_batch(
     market: Any, shape: dict[str, Any], tokenizer_config: Any, model_config: Any, tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_two_processes_are_one_with_twice_the_batch(
         assert summary["processes"] == 2 and summary["best_loss"] == pytest.approx(same["best_loss"], abs=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     market: Any, shape: dict[str, Any], tokenizer_config: Any, model_config: Any, tmp_path: Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 from pydantic import ValidationError
 
-from anytorch.serve import bodies, schemas
+from anytorch.serve import bodies, schemas, text_schemas
 from anytorch.serve.limits import host_name
 from anytorch.serve.options import ServeOptions
 from anytorch.serve.problems import Problem
@@ -15,7 +15,7 @@ from tests.fuzz.kit import target
 REFUSED = (Problem, ValidationError, orjson.JSONDecodeError)
 BODIES = (
     schemas.EmbeddingsRequest, schemas.SimilarityRequest, schemas.SearchRequest, schemas.ForecastRequest,
-    schemas.CompletionRequest, schemas.ChatRequest, schemas.LoadModelRequest, schemas.BenchmarkRequest,
+    text_schemas.CompletionRequest, text_schemas.ChatRequest, schemas.LoadModelRequest, schemas.BenchmarkRequest,
 )  # fmt: skip
 
 

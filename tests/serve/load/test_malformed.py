@@ -15,6 +15,7 @@ pytest.importorskip("schemathesis")
 SLOW = ("POST /v1/benchmark", "GET /v1/devices", "GET /v1/doctor", "GET /v1/doctor/{code}")
 
 
+@pytest.mark.long
 def test_requests_made_from_the_schema_never_get_a_500(service: Any, malformed: ModuleType) -> None:
     status, schema = service.ask("/openapi.json")
     assert status == 200 and len(schema["paths"]) > 10

@@ -118,6 +118,7 @@ def write_source(path: Path, rows: int) -> None:
     pq.write_table(table, path, row_group_size=77)
 
 
+@pytest.mark.long
 def test_a_job_and_the_service_on_a_local_cluster(tmp_path: Path) -> None:
     """One cluster for both: starting one is what takes the time."""
     import numpy as np

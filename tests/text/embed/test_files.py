@@ -400,6 +400,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) 
     return source, (folder / "out.parquet").read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_and_resumed(point: str, uninterrupted: tuple[Path, bytes], tmp_path: Path, model_folder: Path) -> None:
     source, whole = uninterrupted

@@ -23,6 +23,7 @@ def load_reference(sentence_transformers: Any, folder: Path) -> Any:
     return sentence_transformers.SentenceTransformer(str(folder), device="cpu")
 
 
+@pytest.mark.long
 def test_same_vectors_as_sentence_transformers(
     real_engine: Callable[..., ArrowEngine], reference: Any, corpus: Any, cosine: Any
 ) -> None:
@@ -66,6 +67,7 @@ def test_quantized_vectors_stay_close(
     assert f"quantization: {quantization}" in engine.explain()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("quantization", "mean", "least"),
     [
@@ -125,6 +127,7 @@ def test_without_a_compiler_torch_computes_and_explain_says_so(
         assert "torch on the CPU, because our own C++ encoder cannot be used" in engine.explain()
 
 
+@pytest.mark.long
 def test_half_precision_on_the_cpu_is_torchs(model_folder: Path, corpus: Any, cosine: Any, real_engine: Any) -> None:
     pytest.importorskip("torch")
     texts = corpus.sentences(20)

@@ -164,6 +164,7 @@ def test_max_length_must_leave_room(model_folder: Path) -> None:
     assert [len(row) for row in rows(TextTokenizer(recipe, 3)(["one two three"]))] == [3]
 
 
+@pytest.mark.long
 def test_the_compiled_twin_gives_the_same(
     tokenizer: TextTokenizer, model_folder: Path, missing: Any, long_texts: list[str]
 ) -> None:

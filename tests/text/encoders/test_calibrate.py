@@ -45,6 +45,7 @@ def test_every_family_runs_through(open_model: Open, family: str, texts: Any, mo
     np.testing.assert_allclose(means, sorted(exact.run(*texts).sum(1).tolist()), atol=2e-3)
 
 
+@pytest.mark.long
 def test_weights_of_large_inputs_are_rounded_more_finely() -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(64, 48).requires_grad_(False)

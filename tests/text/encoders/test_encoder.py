@@ -276,6 +276,7 @@ def test_loading_holds_one_tensor_at_a_time(open_model: Open, monkeypatch: pytes
     assert made and set(made) == {torch.bfloat16}
 
 
+@pytest.mark.long
 def test_quantizes_layer_by_layer(open_model: Open, texts: Texts) -> None:
     """At most one layer is unpacked at a time, and all of them are packed in the end."""
     pytest.importorskip("anytorch.quant.model")

@@ -7,10 +7,12 @@ with anytorch.TextPool("./Qwen3-0.6B", devices=["cuda:0", "cuda:1"]) as pool:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from anytorch.device_pool import DevicePool, PoolJob
+from anytorch.errors import InputError
 from anytorch.text.generate.generator import TextGenerator
 from anytorch.text.generate.stream import Completion
 
@@ -24,8 +26,9 @@ class Worker:
         self.generator = TextGenerator(**arguments)
 
     def complete(self, prompts: Sequence[Any], options: dict[str, Any]) -> list[Completion]:
-        streams = [self.generator.stream(prompt, **options) for prompt in prompts]
-        return [stream.completion() for stream in streams]
+        with ExitStack() as open_streams:  # a prompt that is refused ends those that were taken before it
+            streams = [open_streams.enter_context(self.generator.stream(prompt, **options)) for prompt in prompts]
+            return [stream.completion() for stream in streams]
 
 
 def build(**arguments: Any) -> Worker:
@@ -47,6 +50,8 @@ class TextPool:
 
     def complete(self, prompts: Sequence[Any], **options: Any) -> list[Completion]:
         """The continuation of every prompt, in their order; `at_once` of them are computed together on a device."""
+        if isinstance(prompts, str):
+            raise InputError("prompts is invalid: one text, where a list of them is expected", hint="pass [prompt]")
         size = min(self._at_once, max(1, -(-len(prompts) // max(1, len(self._pool.describe())))))
         parts = [prompts[begin : begin + size] for begin in range(0, len(prompts), size)]
         futures = [self._pool.submit("complete", list(part), options) for part in parts]
