@@ -57,6 +57,18 @@ TOLERANCE = {
 }
 
 
+# Beyond PyTorch's tolerance for half types, and farther from the exact result than the CPU: compared by ours of old, with
+# the reason.
+WIDER = {"float16": (6e-3, 8e-3), "bfloat16": (4e-2, 7e-2)}
+LISTED: dict[tuple[str, str], str] = {
+    ("acos", "float16"): "its gradient is rounded to the half type between steps: one unit in the last place",
+    **dict.fromkeys(
+        (("nn.functional.linear_cross_entropy.chunked_none", half) for half in WIDER),
+        "a small loss is the difference of large logits, which are rounded to the half type",
+    ),
+}
+
+
 @dataclass
 class Verdict:
     op: str
@@ -106,6 +118,7 @@ class Examiner:
         self.device = torch.device("webgpu", 0)
         self.entries = {entry_name(op): op for op in op_db}
         self.kind_only = self.as_near = 0  # of the entry being examined
+        self.entry = ""
 
     def tasks(self) -> list[tuple[str, str]]:
         found = []
@@ -117,6 +130,7 @@ class Examiner:
     def examine(self, name: str, dtype_name: str, every: bool = False) -> Verdict:
         torch = self.torch
         op, dtype = self.entries[name], getattr(torch, dtype_name)
+        self.entry = name
         verdict = Verdict(name, dtype_name, "not comparable")
         torch.webgpu.reset_fallback_stats()
         started = time.monotonic()
@@ -287,7 +301,8 @@ class Examiner:
                 self.close(a.detach(), b.detach().cpu(), f"{where} {i}")
 
     def close(self, a: Any, b: Any, where: str) -> None:
-        rtol, atol = TOLERANCE.get(str(a.dtype)[6:], (0.0, 0.0))
+        name = str(a.dtype)[6:]
+        rtol, atol = (WIDER if (self.entry, name) in LISTED else TOLERANCE).get(name, (0.0, 0.0))
         try:
             self.torch.testing.assert_close(b.resolve_conj(), a.resolve_conj(), rtol=rtol, atol=atol, equal_nan=True)
         except AssertionError as exc:
