@@ -175,6 +175,10 @@ def index_fill(target: torch.Tensor, dim: int, index: torch.Tensor, value: Any) 
         value = ours(op, value).to(target.dtype)
     whole, axis = on_dimension(target, dim)
     check_index(op, index)
+    if any(length > 1 and not step for length, step in zip(target.size(), target.stride(), strict=True)):
+        warnings.warn(EXPANDED.replace("index_put_", "index_fill_"), stacklevel=2)
+    else:
+        check_apart(target, index)
     values = value if isinstance(value, torch.Tensor) else constant(value, target.dtype)
     selecting(whole, axis, index).checked(op, whole).write(whole, values)
     return target
