@@ -412,6 +412,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "out on another device": lambda d: torch.nonzero(torch.ones(2, device=d), out=torch.empty(0, dtype=torch.int64)),
     "roll without shifts": lambda d: torch.ones(3, device=d).roll((), ()),
     "complex into float": lambda d: torch.complex(*[torch.ones(2, device=d)] * 2, out=torch.ones(2, device=d)),
+    "index_fill_ by a complex": lambda d: torch.ones(3, device=d).index_fill_(0, torch.tensor([0], device=d), 1j),
     "random_ below the dtype": lambda d: torch.empty(3, dtype=torch.uint8, device=d).random_(-5, 9),
     "random_ above the dtype": lambda d: torch.empty(3, dtype=torch.int8, device=d).random_(0, 300),
     "random_ above float16": lambda d: torch.empty(3, dtype=torch.float16, device=d).random_(0, 1 << 20),

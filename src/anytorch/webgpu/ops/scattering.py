@@ -173,6 +173,8 @@ def index_fill(target: torch.Tensor, dim: int, index: torch.Tensor, value: Any) 
                 f"index_fill_ only supports a 0-dimensional value tensor, but got tensor with {value.dim()} dimension(s)."
             )
         value = ours(op, value).to(target.dtype)
+    if isinstance(value, complex) and not target.is_complex():
+        raise RuntimeError("index_fill_(): Converting complex Scalar to non-complex type is not supported")
     whole, axis = on_dimension(target, dim)
     check_index(op, index)
     if any(length > 1 and not step for length, step in zip(target.size(), target.stride(), strict=True)):
