@@ -78,20 +78,16 @@ def classify() -> dict[str, str]:
     from torch._C import _dispatch_has_kernel
 
     import anytorch.webgpu  # noqa: F401  (registers the device)
-    from anytorch.webgpu import fallback
     from anytorch.webgpu.ops import decompositions
 
     made = set(decompositions.installed)
-    on_host = {f"aten::{name}" for name in fallback.REGISTERED}
     found: dict[str, str] = {}
     outs: set[str] = set()
     waiting: list[str] = []
     for name in overloads():
         if not _dispatch_has_kernel(name) or is_view(name):
             continue
-        if name in on_host:
-            found[name] = "fallback"
-        elif registered(name, "PrivateUse1"):
+        if registered(name, "PrivateUse1"):
             found[name] = "decomposed" if name in made else "native"
             if writes_out(name):
                 outs.add(name.removeprefix("aten::").split(".")[0])

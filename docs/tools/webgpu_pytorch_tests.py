@@ -29,7 +29,9 @@ longer than a test may. That is **{share:.1f} % of what counts**; {wrong} failur
 process.
 {without_cpu:,} of the passing tests ran without an operator on the CPU.
 
-Files that are not complete were sampled evenly over test functions, operators and dtypes (float32 first).
+The run had {minutes:g} minutes for all files; those that are not complete were sampled evenly over test functions, operators
+and dtypes (float32 first). All results are of one state of the code, commit `{commit}`; what was mended since still
+stands below. A file with 0 tests could not be loaded.
 
 | file | run | of | pass on the CPU | pass on webgpu | fail | by design | skipped | late |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
@@ -41,7 +43,11 @@ def page(found: dict[str, Any]) -> str:
     counted = total["both"] + total["failed"] + total["aborted"]
     share = 100 * total["both"] / max(counted, 1)
     about = {**{name: 0 for name in ("wrong", "aborted", "late")}, **total}
-    lines = [HEAD.format(share=share, **{name: found[name] for name in ("torch", "sources", "adapter")}, **about)]
+    lines = [
+        HEAD.format(
+            share=share, **{name: found[name] for name in ("torch", "sources", "adapter", "minutes", "commit")}, **about
+        )
+    ]
     reasons: Counter[str] = Counter()
     for one in found["files"]:
         reasons.update(one["reasons"])

@@ -46,14 +46,26 @@ LOOKED_AT = 60  # samples a generator is asked for before SAMPLES of them are pi
 TIME_OUT_S = 180.0
 START_S = 240.0  # importing op_db takes some seconds on an idle machine, minutes on a busy one
 
-# rtol, atol. Half types: a unit in the last place of an intermediate result, which may be 16: the samples go up to 9.
+# rtol, atol. The half types' are PyTorch's own (torch.testing); float32's are wider, since the CPU's own kernels differ.
 TOLERANCE = {
     "float32": (2e-4, 2e-5),
-    "float16": (6e-3, 8e-3),
-    "bfloat16": (4e-2, 7e-2),
+    "float16": (1e-3, 1e-5),
+    "bfloat16": (1.6e-2, 1e-5),
     "float64": (1e-6, 1e-7),
     "complex64": (2e-4, 2e-5),
     "complex128": (1e-6, 1e-7),
+}
+
+
+# Beyond PyTorch's tolerance for half types, and farther from the exact result than the CPU: compared by ours of old, with
+# the reason.
+WIDER = {"float16": (6e-3, 8e-3), "bfloat16": (4e-2, 7e-2)}
+LISTED: dict[tuple[str, str], str] = {
+    ("acos", "float16"): "its gradient is rounded to the half type between steps: one unit in the last place",
+    **dict.fromkeys(
+        (("nn.functional.linear_cross_entropy.chunked_none", half) for half in WIDER),
+        "a small loss is the difference of large logits, which are rounded to the half type",
+    ),
 }
 
 
@@ -106,6 +118,7 @@ class Examiner:
         self.device = torch.device("webgpu", 0)
         self.entries = {entry_name(op): op for op in op_db}
         self.kind_only = self.as_near = 0  # of the entry being examined
+        self.entry = ""
 
     def tasks(self) -> list[tuple[str, str]]:
         found = []
@@ -117,6 +130,7 @@ class Examiner:
     def examine(self, name: str, dtype_name: str, every: bool = False) -> Verdict:
         torch = self.torch
         op, dtype = self.entries[name], getattr(torch, dtype_name)
+        self.entry = name
         verdict = Verdict(name, dtype_name, "not comparable")
         torch.webgpu.reset_fallback_stats()
         started = time.monotonic()
@@ -287,7 +301,8 @@ class Examiner:
                 self.close(a.detach(), b.detach().cpu(), f"{where} {i}")
 
     def close(self, a: Any, b: Any, where: str) -> None:
-        rtol, atol = TOLERANCE.get(str(a.dtype)[6:], (0.0, 0.0))
+        name = str(a.dtype)[6:]
+        rtol, atol = (WIDER if (self.entry, name) in LISTED else TOLERANCE).get(name, (0.0, 0.0))
         try:
             self.torch.testing.assert_close(b.resolve_conj(), a.resolve_conj(), rtol=rtol, atol=atol, equal_nan=True)
         except AssertionError as exc:

@@ -51,16 +51,3 @@ def test_unfolding(webgpu: Any) -> None:
     agree(lambda t: F.unfold(t, (2, 3), dilation=2, padding=1, stride=2), make(2, 3, 7, 8, grad=True))
     agree(lambda t: F.fold(t, (7, 8), (2, 3), padding=1, stride=2), make(2, 18, 16, grad=True))
     agree(lambda t: F.pixel_shuffle(t, 2), make(2, 8, 3, 3, grad=True))
-
-
-@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
-def test_sampling_at_given_places(webgpu: Any, mode: str) -> None:
-    x, grid = make(2, 3, 5, 6), make(2, 4, 3, 2)  # some places lie outside
-    for padding in ("zeros", "border", "reflection"):
-        for align in (False, True):
-            agree(
-                lambda a, b, p=padding, c=align: F.grid_sample(a, b, mode=mode, padding_mode=p, align_corners=c),
-                x,
-                grid,
-                atol=1e-4,
-            )

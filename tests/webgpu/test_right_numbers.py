@@ -354,3 +354,100 @@ def test_layouts_that_the_device_does_not_have_are_refused(webgpu: Any, name: st
     with pytest.raises(NotImplementedError, match=f"the webgpu device has no {name.split()[0].rstrip(',')} tensors"):
         NONE_OF[name](torch.ones(2, device="webgpu", requires_grad=True))
     assert torch.ones(2, device="webgpu").sum().item() == 2
+
+
+def test_what_shares_memory_with_its_target_is_refused_as_on_the_cpu(webgpu: Any) -> None:
+    """A kernel reads what another thread has written already; torch refuses where two dense tensors overlap in part."""
+    functions: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+        "copy_ to its neighbour": lambda y, i: y[:3].copy_(y[1:4]),
+        "copy_ to its transpose": lambda y, i: y.view(3, 3).copy_(y.view(3, 3).t()),
+        "add_ of a neighbour": lambda y, i: y[:3].add_(y[1:4]),
+        "mul_ by an element": lambda y, i: y.mul_(y[0]),
+        "exp into a neighbour": lambda y, i: torch.exp(y[:3], out=y[1:4]),
+        "masked_fill_ by itself": lambda y, i: (y > 0)[1:].masked_fill_((y > 0)[:-1], False),
+        "masks": lambda y, i: (lambda m: m[1:].masked_fill_(m[:-1], False))(y > 0),
+        "index_put_ of an element": lambda y, i: y.index_put_((i,), y[0]),
+        "index_put_ of a part": lambda y, i: y.index_put_((i,), y[:3]),
+        "index_put_ into the index": lambda y, i: i.index_put_((i,), i.clone()),
+        "index_put_ of itself": lambda y, i: i.index_put_((i.clone(),), i),
+        "put_ of a part": lambda y, i: y.put_(i, y[:3]),
+        "put_ into the index": lambda y, i: i.put_(i, i.clone()),
+        "with gaps, which is let through": lambda y, i: y[::2].index_put_((i,), y[1:7:2]),
+        "add_ of itself": lambda y, i: y.add_(y),
+        "copy_ of another part": lambda y, i: y[:3].copy_(y[3:6]),
+    }
+    for _ in range(2):  # the second time with plans that are known
+        for name, function in functions.items():
+            outcomes = []
+            for device in ("cpu", "webgpu"):
+                y, i = torch.arange(9.0).to(device), torch.tensor([2, 1, 0]).to(device)
+                try:
+                    function(y, i)
+                    outcomes.append(("", y.cpu().tolist()))
+                except RuntimeError as exc:
+                    outcomes.append((str(exc)[:21], []))
+            assert outcomes[0] == outcomes[1], name
+
+
+def test_an_expanded_target_is_warned_of(webgpu: Any) -> None:
+    for device in ("cpu", "webgpu"):
+        x, mask = torch.rand(1, device=device).expand(6), torch.ones(6, dtype=torch.bool, device=device)
+        with pytest.warns(UserWarning, match="expanded tensors"):
+            x.masked_fill_(mask, 0.0)
+
+
+def test_put_says_that_it_has_no_order(webgpu: Any) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        for device in ("cpu", "webgpu"):
+            x, index = torch.zeros(4, device=device), torch.tensor([0, 0], device=device)
+            with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
+                x.put_(index, torch.ones(2, device=device))
+            assert x.put_(index, torch.ones(2, device=device), accumulate=True)[0].item() == 2
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "out on another device": lambda d: torch.nonzero(torch.ones(2, device=d), out=torch.empty(0, dtype=torch.int64)),
+    "roll without shifts": lambda d: torch.ones(3, device=d).roll((), ()),
+    "complex into float": lambda d: torch.complex(*[torch.ones(2, device=d)] * 2, out=torch.ones(2, device=d)),
+    "index_fill_ by a complex": lambda d: torch.ones(3, device=d).index_fill_(0, torch.tensor([0], device=d), 1j),
+    "random_ below the dtype": lambda d: torch.empty(3, dtype=torch.uint8, device=d).random_(-5, 9),
+    "random_ above the dtype": lambda d: torch.empty(3, dtype=torch.int8, device=d).random_(0, 300),
+    "random_ above float16": lambda d: torch.empty(3, dtype=torch.float16, device=d).random_(0, 1 << 20),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_torch_refuses_is_refused(webgpu: Any, name: str) -> None:
+    with pytest.raises(RuntimeError) as found:
+        REFUSED[name]("webgpu")
+    if name != "out on another device":
+        with pytest.raises(RuntimeError) as expected:
+            REFUSED[name]("cpu")
+        assert str(found.value)[:20] == str(expected.value)[:20]
+
+
+def test_random_beyond_what_a_float_holds_is_warned_of(webgpu: Any) -> None:
+    with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
+        torch.empty(3, device="webgpu").random_(0, 1 << 30)
+
+
+def test_shapes_that_torch_refuses(webgpu: Any) -> None:
+    x = torch.ones([1] * 65)
+    reductions: list[Function] = [
+        torch.mean,
+        torch.sum,
+        torch.nansum,
+        torch.std,
+        torch.logsumexp,
+        torch.var,
+        torch.norm,
+    ]
+    for device, function in product(("cpu", "webgpu"), reductions):
+        with pytest.raises(RuntimeError, match="only tensors with up to 64 dims are supported"):
+            function(x.to(device), dim=64)
+    for device in ("cpu", "webgpu"):
+        with pytest.raises(RuntimeError, match=r"sizes \(1\) must match dimensionality of strides \(0\)"):
+            torch.empty(3, device=device).new_empty_strided((3,), ())

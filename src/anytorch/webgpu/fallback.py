@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,20 +14,21 @@ import torch
 from anytorch import settings
 from anytorch.errors import DeviceError
 from anytorch.webgpu import copies, random
-from anytorch.webgpu.tensors import CPU_KEYS, KEY, aten, device, is_ours
+from anytorch.webgpu.tensors import CPU_KEYS, device, is_ours
 
-# Ops of aten whose CPU tensors are not a mistake: lengths, batch sizes and the like stay on the host on every device.
+# Ops of aten whose CPU tensors are not a mistake: lengths, batch sizes and the like stay on the host on every device, and
+# indices may.
 TAKES_HOST_TENSORS = (
     "_ctc_loss",
     "_ctc_loss_backward",
     "_pack_padded_sequence",
+    "index",
+    "_index_put_impl_",
     "_copy_from",
     "_to_copy",
     "copy",
     "set_",
 )
-# Structured ops: given two devices, torch's functional form fails an internal assertion before it comes to us.
-REGISTERED = ("_linalg_solve_ex",)
 
 # Asked before the CPU is: they compute an op of these arguments on the device, or return NotImplemented (`ops.complexes`).
 detours: list[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = []
@@ -134,12 +135,6 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(result, tuple):
         return tuple(to_device(j, value) for j, value in enumerate(result))
     return to_device(0, result)
-
-
-def register(library: torch.library.Library) -> None:
-    for name in REGISTERED:
-        op = getattr(aten, name).default
-        library.impl(op, partial(fallback, op), KEY)
 
 
 def note(name: str) -> None:

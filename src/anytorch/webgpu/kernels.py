@@ -14,7 +14,7 @@ from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.launch import NoKernel, to_meta
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.pointwise import Rule, pair_kernel, plan_in_cpp, run
-from anytorch.webgpu.tensors import KEY, aten
+from anytorch.webgpu.tensors import KEY, NAME, aten
 
 
 def op_of(name: str, *otherwise: Any) -> Any:
@@ -34,6 +34,10 @@ def into(out: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
     """What an `out=` form does with its functional form's result; without an `out`, the result itself."""
     if out is None:
         return made
+    if out.device.type != NAME:
+        raise RuntimeError(
+            f"Expected out tensor to be on the same device as the arguments, {NAME}, but it is on {out.device}"
+        )
     if not torch.can_cast(made.dtype, out.dtype):
         raise cannot_cast(made.dtype, out.dtype)
     return resized(out, made.shape).copy_(made)

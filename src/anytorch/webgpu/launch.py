@@ -40,6 +40,39 @@ def check_writable(tensor: torch.Tensor) -> None:
         )
 
 
+_dense = torch.ops.aten.is_non_overlapping_and_dense
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Do two tensors' spans of memory meet?"""
+    if not (one.device.type == other.device.type == NAME and one.numel() and other.numel()):
+        return False
+    first, second = ((t.data_ptr(), storage_nbytes(t.size(), t.stride(), t.dtype)) for t in (one, other))
+    return first[0] < sum(second) and second[0] < sum(first)
+
+
+def check_partly(target: torch.Tensor, read: Sequence[Any]) -> None:
+    """The same, for ops that go from element to element: those may read just what they write, but no other part of it."""
+    for tensor in read:
+        if isinstance(tensor, torch.Tensor) and not (
+            tensor.data_ptr() == target.data_ptr()
+            and tensor.size() == target.size()
+            and tensor.stride() == target.stride()
+        ):
+            check_apart(target, tensor)
+
+
+def check_apart(target: torch.Tensor, *read: torch.Tensor | None) -> None:
+    """Raise torch's own error where a tensor that is to be written shares memory with one that is read. As in torch, tensors
+    with gaps are let through: whether their elements meet is hard to say."""
+    shared = [tensor for tensor in read if tensor is not None and overlap(target, tensor)]
+    if shared and any(_dense(tensor) for tensor in shared) and _dense(target):
+        raise RuntimeError(
+            "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory "
+            "location. Please clone() the tensor before performing the operation."
+        )
+
+
 def result_of(size: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> Result:
     """A plan's `result`: what it takes to make a new tensor of this geometry; contiguous unless told otherwise."""
     strides = tuple(contiguous_strides(size) if stride is None else stride)

@@ -9,6 +9,7 @@ import torch
 
 from anytorch.gpu.launch import Plan
 from anytorch.gpu.plans import plans
+from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.per_element import WORKGROUP, PerElement, render
 from anytorch.webgpu.copies import contiguous, narrowed
 from anytorch.webgpu.dtypes import name_of, word_dtype
@@ -20,7 +21,7 @@ Numbers = Sequence[tuple[str, str, Any]]  # name, WGSL type, value
 
 
 def per_element_plan(
-    inputs: Named, outputs: Named, parameters: Numbers, count: int, body: str, functions: str = ""
+    inputs: Named, outputs: Named, parameters: Numbers, count: int, body: str, functions: str = "", added: str = ""
 ) -> Plan:
     """A plan with all its numbers: only the tensors change between two calls."""
     kernel = PerElement(
@@ -29,21 +30,25 @@ def per_element_plan(
         tuple(f"{name}: {kind}" for name, kind, _ in parameters),
         body,
         functions,
+        added,
+        bool(added) and "shader-float32-atomic" in open_runtime().features,
     )
     places = [tensor.dtype.itemsize for _, tensor in (*inputs, *outputs)]
     tail = [float(value) if kind == "f32" else int(value) for _, kind, value in parameters]
     return plan_over(count, kernel, render, places, kernel.writable, WORKGROUP, tail=tail)
 
 
-def per_element(inputs: Named, outputs: Named, parameters: Numbers, count: int, body: str, functions: str = "") -> None:
-    """Run `body` for i in range(count)."""
+def per_element(
+    inputs: Named, outputs: Named, parameters: Numbers, count: int, body: str, functions: str = "", added: str = ""
+) -> None:
+    """Run `body` for i in range(count). The output named `added` is added to, not written."""
     if not count:
         return
     tensors = [tensor for _, tensor in (*inputs, *outputs)]
-    key = (body, functions, count, *[value for _, _, value in parameters], *[tensor.dtype for tensor in tensors])
+    key = (body, functions, added, count, *[value for _, _, value in parameters], *[tensor.dtype for tensor in tensors])
     plan = plans[key]
     if plan is None:
-        plan = plans[key] = per_element_plan(inputs, outputs, parameters, count, body, functions)
+        plan = plans[key] = per_element_plan(inputs, outputs, parameters, count, body, functions, added)
     addresses = [tensor.data_ptr() for tensor in tensors]
     if not all(addresses):  # an empty operand has no buffer; one of another operand stands in and is never read
         stand_in = next(address for address in addresses if address)

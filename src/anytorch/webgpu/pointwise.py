@@ -25,7 +25,7 @@ from anytorch.gpu.wgsl import functions
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
 from anytorch.gpu.wgsl.types import KINDS, convert
 from anytorch.webgpu.dtypes import cannot_cast, computable, name_of
-from anytorch.webgpu.launch import NoKernel, check_devices, check_writable, plan_over, result_of
+from anytorch.webgpu.launch import NoKernel, check_devices, check_partly, check_writable, plan_over, result_of
 from anytorch.webgpu.oversize import Windows, in_windows
 from anytorch.webgpu.tensors import NAME, is_ours, new_contiguous, sized_tensor
 
@@ -122,6 +122,9 @@ def run(
     identity, addresses, scalars, bits, shared = _identity(rule, op, operands, modes, out)
     address = out.data_ptr() if out is not None else 0
     plan = plans[identity]
+    if shared and windows is None and (plan is None or shared & _ELSEWHERE):
+        assert out is not None
+        check_partly(out, operands)
     if plan is None:
         plan = plans[identity] = _make_plan(rule, operands, modes, out, bits & 15, shared, call)
     if plan is UNABLE:
@@ -217,6 +220,7 @@ def _in_parts(
     in_windows([*[v.expand(out.shape) for v in operands if is_ours(v)], out], launch)
 
 
+_ELSEWHERE = int("10" * 16, 2)  # an operand in the output's buffer, at another place: where, its geometry does not tell
 COPY = Rule("{0}", compute="input")
 _copy_op = torch.ops.aten.copy_.default
 

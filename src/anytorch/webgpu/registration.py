@@ -13,9 +13,11 @@ from anytorch.webgpu.ops import (
     complexes,
     convolution,
     creation,
+    ctc,
     decompositions,
     indexing,
     layouts,
+    linalg,
     losses,
     masks,
     matmul,
@@ -27,6 +29,7 @@ from anytorch.webgpu.ops import (
     recurrent,
     reductions,
     resampling,
+    sampling,
     scattering,
     shapes,
     softmax,
@@ -35,10 +38,10 @@ from anytorch.webgpu.ops import (
 )
 
 FAMILIES = (
-    *(tensors, copies, patches, autocast, fallback),
-    *(activation, arithmetic, attention, comparison, convolution, creation, indexing, layouts, losses, masks),
-    *(matmul, norms, optimizers, pooling, quantized, random, recurrent, reductions, resampling, scattering, shapes),
-    *(softmax, sorting, spectral, complexes),
+    *(tensors, copies, patches, autocast),
+    *(activation, arithmetic, attention, comparison, convolution, creation, ctc, indexing, layouts, linalg),
+    *(losses, masks, matmul, norms, optimizers, pooling, quantized, random, recurrent, reductions, resampling),
+    *(sampling, scattering, shapes, softmax, sorting, spectral, complexes),
     decompositions,  # after every family: a decomposition is for what none of them has a kernel for
 )
 _libraries: list[torch.library.Library] = []

@@ -183,7 +183,10 @@ def empty_strided(
 ) -> torch.Tensor:
     _check_index(device)
     if len(size) != len(stride):
-        raise RuntimeError(f"mismatch in length of strides and shape: {len(stride)} strides, {len(size)} sizes")
+        raise RuntimeError(
+            f"mismatch in length of strides and shape: dimensionality of sizes ({len(size)}) must match dimensionality of "
+            f"strides ({len(stride)})"
+        )
     if min(stride, default=0) < 0:
         raise RuntimeError(f"negative strides are not supported at the moment, got strides: {list(stride)}")
     made = new_tensor(size, stride, dtype or torch.get_default_dtype())

@@ -176,11 +176,19 @@ def main() -> int:
             "sources": tests.parent.name,
             "adapter": _adapter(),
             "minutes": chosen.minutes,
+            "commit": _commit(),
             "totals": whole,
             "files": [asdict(one) for one in summaries],
         }
         chosen.output.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", "utf-8")
     return 1 if whole["wrong"] or whole["aborted"] else 0
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"
 
 
 def _adapter() -> str:

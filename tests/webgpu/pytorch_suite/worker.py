@@ -57,6 +57,14 @@ def load(path: Path) -> tuple[types.ModuleType, list[str]]:
         return original(cls, scope, except_for=except_for, only_for=only_for, **known)
 
     devices.instantiate_device_type_tests = instantiate
+    every = devices.ops._parametrize_test
+
+    def parametrize(
+        self: Any, *args: Any
+    ) -> Any:  # a list of a name that is missing here is empty, which torch refuses
+        return every(self, *args) if self.op_list else iter(())
+
+    devices.ops._parametrize_test = parametrize
     sys.path[:0] = [str(path.parents[0]), str(path.parents[1] if path.parent.name != "test" else path.parent)]
     sys.argv = [str(path)]
     text = path.read_text("utf-8").replace(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 REACH = {"nearest": 1, "exact": 1, "linear": 1, "cubic": 2}
 # Keys' cubic with a = -0.75, of the distance x; the end of a function.
-_CUBIC = """  if (x <= 1.0) { return (1.25 * x - 2.25) * x * x + 1.0; }
+CUBIC = """  if (x <= 1.0) { return (1.25 * x - 2.25) * x * x + 1.0; }
   return ((-0.75 * x + 3.75) * x - 6.0) * x + 3.0;
 }
 """
@@ -46,7 +46,7 @@ def interpolation(mode: str, align_corners: bool) -> str:
         "{ return clamp(i32(floor(source(o, scale))) - 1 + t, 0, n - 1); }\n"
         "fn weight(o: i32, t: i32, n: i32, scale: f32) -> f32 {\n"
         "  let s = source(o, scale); let f = s - floor(s);\n"
-        f"  let x = abs(f + 1.0 - f32(t));\n{_CUBIC}"
+        f"  let x = abs(f + 1.0 - f32(t));\n{CUBIC}"
     )
 
 
@@ -193,61 +193,4 @@ def fold(kernel: tuple[int, int], dilation: tuple[int, int], padding: tuple[int,
         f"    let y = u32(oh / {stride[0]}); let x = u32(ow / {stride[1]});\n"
         "    if (y >= p.yh || x >= p.yw) { continue; }\n"
         f"    sum += load_y(((plane * {taps}u + u32(tap)) * p.yh + y) * p.yw + x);\n  }}\n  store_x(i, sum);"
-    )
-
-
-# --- sampling at given places --------------------------------------------------------------------------------------
-
-GRID_PARAMETERS = ("channels: u32", "xh: u32", "xw: u32", "yh: u32", "yw: u32")
-BILINEAR, NEAREST, BICUBIC = range(3)
-ZEROS, BORDER, REFLECTION = range(3)
-
-
-def grid_functions(padding: int, align_corners: bool) -> str:
-    """fn source: from [-1, 1] to places; fn bounded: what the padding makes of a place; fn tap: an element, or zero."""
-    source = "(c + 1.0) * 0.5 * (size - 1.0)" if align_corners else "((c + 1.0) * size - 1.0) * 0.5"
-    low, high = ("0.0", "size - 1.0") if align_corners else ("-0.5", "size - 0.5")
-    bounded = {
-        ZEROS: "return c;",
-        BORDER: "return clamp(c, 0.0, size - 1.0);",
-        REFLECTION: (
-            f"let low = {low}; let span = {high} - low; if (span <= 0.0) {{ return 0.0; }}\n"
-            "  let away = abs(c - low); let turns = floor(away / span); let extra = away - turns * span;\n"
-            "  let even = turns - 2.0 * floor(turns * 0.5) == 0.0;\n"
-            "  return clamp(select(span + low - extra, extra + low, even), 0.0, size - 1.0);"
-        ),
-    }[padding]
-    return (
-        f"fn source(c: f32, size: f32) -> f32 {{ return {source}; }}\n"
-        f"fn bounded(c: f32, size: f32) -> f32 {{\n  {bounded}\n}}\n"
-        "fn tap(plane: u32, y: f32, x: f32) -> f32 {\n"
-        "  if (!(y >= 0.0 && x >= 0.0 && y < f32(p.xh) && x < f32(p.xw))) { return 0.0; }\n"
-        "  return load_x((plane * p.xh + u32(y)) * p.xw + u32(x));\n}\n"
-        f"fn cubic(d: f32) -> f32 {{ let x = abs(d);\n{_CUBIC}"
-    )
-
-
-def grid_sample(mode: int) -> str:
-    """y[n, c, h, w] is x[n, c] at grid[n, h, w] = (x, y)."""
-    head = (
-        "  let w = i % p.yw; let h = (i / p.yw) % p.yh; let plane = i / (p.yw * p.yh); let n = plane / p.channels;\n"
-        "  let at = ((n * p.yh + h) * p.yw + w) * 2u; let sh = f32(p.xh); let sw = f32(p.xw);\n"
-        "  let rx = source(load_grid(at), sw); let ry = source(load_grid(at + 1u), sh);\n"
-    )
-    if mode == NEAREST:
-        return head + "  store_y(i, tap(plane, round(bounded(ry, sh)), round(bounded(rx, sw))));"
-    if mode == BILINEAR:
-        return head + (
-            "  let fx = bounded(rx, sw); let fy = bounded(ry, sh);\n"
-            "  let x0 = floor(fx); let y0 = floor(fy); let wx = fx - x0; let wy = fy - y0;\n"
-            "  let upper = tap(plane, y0, x0) * (1.0 - wx) + tap(plane, y0, x0 + 1.0) * wx;\n"
-            "  let lower = tap(plane, y0 + 1.0, x0) * (1.0 - wx) + tap(plane, y0 + 1.0, x0 + 1.0) * wx;\n"
-            "  store_y(i, upper * (1.0 - wy) + lower * wy);"
-        )
-    return head + (
-        "  let x0 = floor(rx); let y0 = floor(ry); var sum = 0.0;\n"
-        "  for (var j = -1; j <= 2; j++) { for (var k = -1; k <= 2; k++) {\n"
-        "    let y = y0 + f32(j); let x = x0 + f32(k);\n"
-        "    sum += cubic(ry - y) * cubic(rx - x) * tap(plane, bounded(y, sh), bounded(x, sw));\n  } }\n"
-        "  store_y(i, sum);"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -63,6 +64,12 @@ BITS = {
 MASKED_FILL = Rule("select({0}, {2}, {1} != {T}(0))", compute="input")
 
 
+EXPANDED = (  # torch's own words
+    "Use of masked_fill_ on expanded tensors is deprecated. Please clone() the tensor before performing this operation. "
+    "This also applies to advanced indexing e.g. tensor[mask] = scalar"
+)
+
+
 def _masked_fill(op: Any) -> Callable[..., Any]:
     """In place, an expanded tensor may be filled, as on the CPU: a value written twice to one place is the same value."""
     kernel = pointwise_kernel(op, MASKED_FILL)
@@ -73,6 +80,7 @@ def _masked_fill(op: Any) -> Callable[..., Any]:
         shared = [d for d, step in enumerate(self.stride()) if not step and self.size(d) > 1]
         if not shared or not self.numel():
             return kernel(self, mask, value)  # type: ignore[no-any-return]
+        warnings.warn(EXPANDED, stacklevel=2)
         anywhere, places = mask.expand(self.shape).any(shared, keepdim=True), self
         for d in shared:
             places = places.narrow(d, 0, 1)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from anytorch.webgpu import fallback
+from anytorch.webgpu.dtypes import spoken
 from anytorch.webgpu.kernels import into
 from anytorch.webgpu.tensors import NAME, new_contiguous
 
@@ -270,6 +271,10 @@ def computed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     made = function(*[_number(value) for value in args], **named)
     if made is NotImplemented or out is None:
         return made
+    if name in MAKERS and out.dtype is not made.dtype:
+        raise RuntimeError(
+            f"Expected object of scalar type {spoken(made.dtype)} but got scalar type {spoken(out.dtype)} for argument 'out'"
+        )
     return into(out, made)
 
 

@@ -24,7 +24,7 @@ from anytorch.webgpu.tensors import KEY, device
 # Torch's own. Left out of its table: what wraps a primitive that calls the op again (the special functions), what belongs
 # to one library (cudnn_*, miopen_*), and views, which need nothing.
 TORCH = (
-    "_add_relu.Tensor", "_weight_norm_interface", "channel_shuffle", "grid_sampler_2d", "isin.Scalar_Tensor",
+    "_add_relu.Tensor", "_weight_norm_interface", "channel_shuffle", "isin.Scalar_Tensor",
     "isin.Tensor_Scalar", "isin.Tensor_Tensor", "linalg_cross", "logspace", "max_unpool2d", "max_unpool3d",
     "multi_margin_loss", "multilabel_margin_loss_forward", "mvlgamma", "renorm", "trace", "tril_indices",
     "triu_indices", "unfold_backward", "__ilshift__.Scalar", "__ilshift__.Tensor", "__irshift__.Scalar",

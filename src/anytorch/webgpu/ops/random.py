@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -160,6 +161,22 @@ def random_default(self: torch.Tensor, *, generator: torch.Generator | None = No
     return random_from(self, 0, top + 1 if top else torch.iinfo(self.dtype).max, generator=generator, inclusive=not top)
 
 
+def _check_bounds(dtype: torch.dtype, low: int, last: int) -> None:
+    """Raise as torch does where the dtype does not hold a bound; warn where it does not hold every integer up to it."""
+    floating = dtype.is_floating_point
+    limits: Any = torch.finfo(dtype) if floating else None if dtype is torch.bool else torch.iinfo(dtype)
+    least, most = (0, 1) if limits is None else (limits.min, limits.max)
+    for name, value in (("from", low), ("to - 1", last)):
+        if not least <= value <= most:
+            raise RuntimeError(f"{name} is out of bounds for {spoken(dtype)}")
+        if floating and abs(value) > LARGEST[dtype]:
+            warnings.warn(
+                f"{name} is out of bounds [-{LARGEST[dtype]}, {LARGEST[dtype]}]. Due to precision limitations "
+                f"{spoken(dtype)} can support discrete uniform distribution only within this range.",
+                stacklevel=3,
+            )
+
+
 def random_from(
     self: torch.Tensor,
     low: int,
@@ -174,6 +191,7 @@ def random_from(
     length = high - low + inclusive
     if length <= 0:
         raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
+    _check_bounds(self.dtype, low, high - 1 + inclusive)
     if not computable(self.dtype):
         raise NoKernel
     if length <= 2**32 and low >= -(2**31) and high <= 2**31:

@@ -140,6 +140,8 @@ def _kernel(op: Any, reduction: Reduction) -> Callable[..., Any]:
 
 def _dims(op: Any, dim: Any, rank: int) -> Sequence[int]:
     """The dimensions an op's argument means, in order."""
+    if rank > 64:  # torch keeps them in the bits of a word
+        raise RuntimeError("only tensors with up to 64 dims are supported")
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         # An empty list means no dimension to any and all, and every one to the rest.
         return () if dim is not None and op._overloadname == "dims" else range(rank)

@@ -11,7 +11,7 @@ from anytorch.gpu.wgsl import resample as wgsl
 from anytorch.webgpu.copies import on_layout
 from anytorch.webgpu.dtypes import FLOATS, computable
 from anytorch.webgpu.kernels import op_of, register_kernels
-from anytorch.webgpu.launch import NoKernel, check_devices, infer
+from anytorch.webgpu.launch import NoKernel, infer
 from anytorch.webgpu.per_element import Named, computed
 from anytorch.webgpu.tensors import aten
 
@@ -122,20 +122,6 @@ def col2im(y: torch.Tensor, output_size: Any, *sizes: Any) -> torch.Tensor:
     return _unfold(aten.col2im.default, y, (output_size, *sizes), size, "yx", wgsl.fold)
 
 
-def grid_sampler(
-    x: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
-) -> torch.Tensor:
-    _check_float(x)
-    if grid.dtype is not x.dtype or x.numel() == 0:
-        raise NoKernel
-    check_devices("grid_sampler_2d", x, grid)
-    size = (*x.shape[:2], *grid.shape[1:3])
-    like = torch.empty(size, dtype=x.dtype, device="meta")
-    values = (x.shape[1], *x.shape[2:], *size[2:])
-    texts = wgsl.grid_sample(interpolation_mode), wgsl.grid_functions(padding_mode, align_corners)
-    return _computed([("x", x), ("grid", grid)], "y", like, wgsl.GRID_PARAMETERS, values, *texts)
-
-
 def register(library: torch.library.Library) -> None:
     for pattern, mode, aligning, ranks in MODES:
         for rank in ranks:
@@ -145,4 +131,4 @@ def register(library: torch.library.Library) -> None:
         for rank in (1, 2, 3):
             for name in (f"{mode}_pad{rank}d", f"{mode}_pad{rank}d_backward"):
                 register_kernels(library, {name: _pad(op_of(name), mode, rank)})
-    register_kernels(library, {"im2col": im2col, "col2im": col2im, "grid_sampler_2d": grid_sampler})
+    register_kernels(library, {"im2col": im2col, "col2im": col2im})

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._prims_common import alert_not_deterministic
 
 from anytorch.webgpu.dtypes import spoken
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.launch import NoKernel, check_writable
+from anytorch.webgpu.launch import NoKernel, check_apart, check_writable
 from anytorch.webgpu.ops.indexing import (
     INDEX_DTYPES,
     Place,
@@ -44,6 +45,8 @@ def index_put_impl(
     values = ours(op, values)
     if any(length > 1 and not step for length, step in zip(target.size(), target.stride(), strict=True)):
         warnings.warn(EXPANDED, stacklevel=2)
+    else:
+        check_apart(target, values, *indices)
     same = values.dtype is target.dtype
     present = [index for index in indices if index is not None]
     mask = present[0] if len(present) == 1 and indices[0] is present[0] else None
@@ -170,8 +173,14 @@ def index_fill(target: torch.Tensor, dim: int, index: torch.Tensor, value: Any) 
                 f"index_fill_ only supports a 0-dimensional value tensor, but got tensor with {value.dim()} dimension(s)."
             )
         value = ours(op, value).to(target.dtype)
+    if isinstance(value, complex) and not target.is_complex():
+        raise RuntimeError("index_fill_(): Converting complex Scalar to non-complex type is not supported")
     whole, axis = on_dimension(target, dim)
     check_index(op, index)
+    if any(length > 1 and not step for length, step in zip(target.size(), target.stride(), strict=True)):
+        warnings.warn(EXPANDED.replace("index_put_", "index_fill_"), stacklevel=2)
+    else:
+        check_apart(target, index)
     values = value if isinstance(value, torch.Tensor) else constant(value, target.dtype)
     selecting(whole, axis, index).checked(op, whole).write(whole, values)
     return target
@@ -187,7 +196,12 @@ def put(target: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumul
             f"put_(): Expected source and index to have the same number of elements, but got source.numel() = "
             f"{source.numel()}, index.numel() = {index.numel()}"
         )
+    if accumulate and target.dtype.is_floating_point and torch.are_deterministic_algorithms_enabled():
+        raise NoKernel  # the order of sums is the GPU's; the CPU has one
+    if not accumulate:
+        alert_not_deterministic("put_")
     check_writable(target)
+    check_apart(target, source, index)
     flat = target.reshape(-1)
     place = flat_place(index.reshape(-1)).checked(op, flat)
     values = ours(op, source).reshape(-1)

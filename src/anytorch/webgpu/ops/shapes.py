@@ -20,16 +20,8 @@ from anytorch.gpu.wgsl.cat import MOST_WORDS, WORKGROUP, Cat, merge, render, uni
 from anytorch.webgpu.copies import on_device
 from anytorch.webgpu.indexed import gather
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.launch import check_devices, infer, made_by, plan_over, result_of
-from anytorch.webgpu.tensors import KEY, aten, is_ours, new_tensor, storage_nbytes
-
-
-def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Do two tensors' spans of memory meet?"""
-    if not (is_ours(one) and one.numel() and other.numel()):
-        return False
-    first, second = ((t.data_ptr(), storage_nbytes(t.size(), t.stride(), t.dtype)) for t in (one, other))
-    return first[0] < sum(second) and second[0] < sum(first)
+from anytorch.webgpu.launch import check_devices, infer, made_by, overlap, plan_over, result_of
+from anytorch.webgpu.tensors import KEY, aten, new_tensor
 
 
 def cat_out(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: torch.Tensor) -> torch.Tensor:
@@ -133,6 +125,8 @@ def flip(source: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
 
 
 def roll(source: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+    if not shifts:
+        raise RuntimeError("`shifts` required")
     if not dims:
         if len(shifts) != 1:
             raise RuntimeError(f"shifts and dimensions must align. shifts: {len(shifts)}, dims:0")
