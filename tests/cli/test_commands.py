@@ -331,7 +331,7 @@ def test_config_save_and_load_need_a_file(cli: Callable[..., Any], tmp_path: Pat
 # --- demo -----------------------------------------------------------------------------------------------------------
 
 
-def test_demo_trains_on_every_usable_device(cli: Callable[..., Any], tried: None) -> None:
+def test_demo_trains_on_every_usable_device(cli: Callable[..., Any], tried: None, shared_libraries: Path) -> None:
     answer = cli("demo", "--skip-jobs", "--backend", "all", "--iterations", "6")
     assert answer.status == 0, answer.err
     for words in ("devices", "learning to sort digits", "cpu", "agree with fp64", "what next", "anytorch doctor"):
@@ -416,7 +416,7 @@ def test_demo_does_not_time_a_wrong_answer(cli: Callable[..., Any], monkeypatch:
     monkeypatch.setattr(demo, "reference", off)
     with pytest.raises(WrongAnswer, match=r"head\.bias"):
         demo.agreement("cpu", off())
-    answer = cli("--json", "demo", "--skip-jobs", "--backend", "cpu", "--iterations", "1")
+    answer = cli("--json", "demo", "--skip-jobs", "--backend", "cpu", "--iterations", "1", "--skip-persistent")
     assert answer.status == 1
     assert "median_ms" not in answer.document["results"][0]
     assert "head.bias" in answer.document["results"][0]["error"]
@@ -436,7 +436,7 @@ def test_demo_keeps_going_when_one_device_fails(cli: Callable[..., Any], monkeyp
         return train(device, *rest)
 
     monkeypatch.setattr(demo, "train", sometimes)
-    answer = cli("--json", "demo", "--skip-jobs", "--iterations", "1")
+    answer = cli("--json", "demo", "--skip-jobs", "--iterations", "1", "--skip-persistent")
     assert answer.status == 1
     assert [bool(result["error"]) for result in answer.document["results"]] == [True, False]
 
