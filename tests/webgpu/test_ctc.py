@@ -115,3 +115,29 @@ def test_errors_are_the_cpus(webgpu: Any) -> None:
             torch.ops.aten._ctc_loss(given, labels, *rest)
         with pytest.raises(type(expected.value)):
             torch.ops.aten._ctc_loss(given.to("webgpu"), labels.to("webgpu"), *rest)
+
+
+def test_targets_that_are_a_part_of_others(webgpu: Any) -> None:
+    """In int32, which needs no conversion, a slice begins somewhere in its buffer."""
+    scores = torch.randn(6, 3, 5, generator=torch.Generator().manual_seed(3)).log_softmax(2)
+    targets = torch.randint(1, 5, (8, 2), generator=torch.Generator().manual_seed(4), dtype=torch.int32)
+    lengths = [6, 6, 6], [2, 2, 2]
+    want = F.ctc_loss(scores, targets[4:7], *lengths, reduction="none")
+    found = F.ctc_loss(scores.to("webgpu"), targets.to("webgpu")[4:7], *lengths, reduction="none")
+    torch.testing.assert_close(found.cpu(), want)
+
+
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_not_a_number_stays_one(webgpu: Any, zero_infinity: bool) -> None:
+    def losses(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = torch.zeros(4, 2, 3).log_softmax(2)
+        scores[:, 1] = float("nan")
+        scores = scores.to(device).requires_grad_()
+        targets = torch.tensor([[1], [2]]).to(device)
+        loss = F.ctc_loss(scores, targets, [4, 4], [1, 1], reduction="none", zero_infinity=zero_infinity)
+        loss.sum().backward()
+        assert scores.grad is not None
+        return loss.detach().cpu(), scores.grad.cpu()
+
+    for ours, theirs in zip(losses("webgpu"), losses("cpu"), strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)

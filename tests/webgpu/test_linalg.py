@@ -155,6 +155,8 @@ REFUSED: dict[str, Function] = {
     "shapes": lambda d: linalg.solve(torch.ones(3, 3, device=d), torch.ones(4, device=d)),
     "a vector": lambda d: linalg.cholesky(torch.ones(3, device=d)),
     "no pivots": lambda d: linalg.lu_factor(torch.eye(3, device=d), pivot=False),
+    "not a number": lambda d: linalg.cholesky(torch.full((3, 3), float("nan"), device=d)),
+    "pivots from 0 on": lambda d: torch.lu_unpack(torch.eye(3, device=d), torch.arange(3, dtype=torch.int32, device=d)),
     "check_errors": lambda d: linalg.inv_ex(torch.zeros(3, 3, device=d), check_errors=True),
 }
 
@@ -166,6 +168,17 @@ def test_errors_are_the_cpus(webgpu: Any, name: str) -> None:
     with pytest.raises(type(expected.value)) as found:
         REFUSED[name]("webgpu")
     assert str(found.value)[:10] == str(expected.value)[:10]
+
+
+@pytest.mark.native
+def test_pivots_with_steps_between_them(webgpu: Any) -> None:
+    a, b = matrices(2, 5, 5), numbers(2, 5, 1)
+
+    def solved(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        factors, pivots = linalg.lu_factor(a)
+        return linalg.lu_solve(factors, torch.stack((pivots, pivots + 0), -1)[..., 0], b)
+
+    agree(solved, a, b)
 
 
 @pytest.mark.native

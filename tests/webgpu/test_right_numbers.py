@@ -373,6 +373,8 @@ def test_what_shares_memory_with_its_target_is_refused_as_on_the_cpu(webgpu: Any
         "put_ of a part": lambda y, i: y.put_(i, y[:3]),
         "put_ into the index": lambda y, i: i.put_(i, i.clone()),
         "with gaps, which is let through": lambda y, i: y[::2].index_put_((i,), y[1:7:2]),
+        "masked_fill_ of an element": lambda y, i: y.masked_fill_(y > 3, y[0]),
+        "a mask, and an element of itself": lambda y, i: y.__setitem__(y > 3, y[1]),
         "add_ of itself": lambda y, i: y.add_(y),
         "copy_ of another part": lambda y, i: y[:3].copy_(y[3:6]),
     }

@@ -26,6 +26,7 @@ fn label_of(n: u32, s: u32) -> u32 {
 }
 fn scores_at(t: u32, n: u32) -> u32 { return p.o_scores + (t * p.N + n) * p.C; }
 fn added(a: f32, b: f32, c: f32) -> f32 {
+  if (is_nan(a) || is_nan(b) || is_nan(c)) { return quiet_nan(); }
   let most = max(a, max(b, c));
   if (most < LEAST) { return -infinity(); }
   var sum = 0.0;
@@ -153,7 +154,8 @@ def render_gradient(kernel: Gradient) -> str:
   var value = 0.0;
   if (t < input_length(n)) {{
     value = {impossible};
-    if (pairs[n].x < -LEAST) {{ value = exp_f32(scores[p.o_scores + i]) * pairs[n].y; }}
+    if (is_nan(pairs[n].x)) {{ value = quiet_nan(); }}
+    else if (pairs[n].x < -LEAST) {{ value = exp_f32(scores[p.o_scores + i]) * pairs[n].y; }}
   }}
   out[i] = value;
 }}
@@ -170,7 +172,7 @@ def render_gradient(kernel: Gradient) -> str:
   if (i >= p.T * p.N * (p.S + 1u)) {{ return; }}
   let k = i % (p.S + 1u); let n = i / (p.S + 1u) % p.N; let t = i / ((p.S + 1u) * p.N);
   let size = target_length(n);
-  if (t >= input_length(n) || k > size || !(pairs[n].x < -LEAST)) {{ return; }}
+  if (t >= input_length(n) || k > size || is_nan(pairs[n].x) || !(pairs[n].x < -LEAST)) {{ return; }}
   let at = scores_at(t, n); var sum = 0.0; var label = p.blank;
   if (k == size) {{  // the blanks; and who names the blank as a label is counted here too
     let score = scores[at + p.blank];

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anytorch.gpu.wgsl.types import head
+from anytorch.gpu.wgsl.types import HELPERS, head
 
 BLOCK = 32
 PANEL_THREADS = 256
@@ -148,6 +148,7 @@ def render_corner(_: Corner) -> str:
     threads = 64
     return (
         head(fields, {}, {"a": "f32", "infos": "i32"})
+        + HELPERS["is_nan"]
         + f"var<workgroup> tile: array<f32, {BLOCK * BLOCK}>;\n"
         + _main(threads, "p.batches")
         + f"""  let a_start = p.o_a + number * p.a_batch; let cells = p.width * p.width;
@@ -157,7 +158,7 @@ def render_corner(_: Corner) -> str:
   workgroupBarrier();
   for (var c = 0u; c < p.width; c++) {{
     let pivot = tile[c * p.width + c]; let root = sqrt(pivot);
-    if (thread == 0u && !(pivot > 0.0) && infos[number] == 0) {{ infos[number] = i32(p.first + c) + 1; }}
+    if (thread == 0u && (is_nan(pivot) || !(pivot > 0.0)) && infos[number] == 0) {{ infos[number] = i32(p.first + c) + 1; }}
     workgroupBarrier();
     for (var r = c + thread; r < p.width; r += {threads}u) {{ tile[r * p.width + c] /= root; }}
     workgroupBarrier();

@@ -79,13 +79,14 @@ def next_token(
     import torch
 
     values, tokens = torch.sort(logits.float() / sampling.temperature, descending=True, stable=True)
-    if not torch.isfinite(values[0]):  # so little heat that the quotient has no float32: as good as none
-        points.take()
-        return int(logits.argmax())
     if sampling.top_k:
         values, tokens = values[: sampling.top_k], tokens[: sampling.top_k]
     # In float64 where the device has it not: on the CPU, a vector of the vocabulary's size is nothing.
-    shares = torch.softmax(values.cpu().double(), dim=0)
+    values = values.cpu()
+    if not torch.isfinite(values[0]):  # so little heat that the quotient has no float32: as good as none
+        points.take()
+        return int(logits.argmax())
+    shares = torch.softmax(values.double(), dim=0)
     reached = shares.cumsum(0)
     if sampling.top_p < 1.0:
         # The smallest number of tokens whose probabilities reach top_p; at least one.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from anytorch.webgpu.kernels import RULES, op_of, pointwise_kernel, register_forms, register_pointwise
+from anytorch.webgpu.launch import overlap
 from anytorch.webgpu.pointwise import Rule, number
 from anytorch.webgpu.tensors import aten
 
@@ -77,6 +78,8 @@ def _masked_fill(op: Any) -> Callable[..., Any]:
         return kernel
 
     def masked_fill(self: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
+        if isinstance(value, torch.Tensor) and overlap(self, value):  # torch takes the value before it writes
+            value = value.clone()
         shared = [d for d, step in enumerate(self.stride()) if not step and self.size(d) > 1]
         if not shared or not self.numel():
             return kernel(self, mask, value)  # type: ignore[no-any-return]

@@ -32,6 +32,8 @@ class _Samples:
         self.lengths = torch.tensor(triples, dtype=torch.int32).to(NAME)
         # An operand without elements has no buffer to bind; nobody reads this one.
         self.targets = contiguous(targets.to(torch.int32)) if targets.numel() else self.lengths
+        if self.targets.storage_offset():  # the kernels know no place in it: only the scores have one
+            self.targets = self.targets.clone()
         self.states = 2 * self.longest + 1
         self.head = (self.time, self.batch, self.classes, self.states, self.longest, blank)
 

@@ -52,7 +52,7 @@ def _flat(matrices: torch.Tensor, batch: Sequence[int] | None = None) -> torch.T
 
 
 def _flat_pivots(pivots: torch.Tensor, batch: Sequence[int]) -> torch.Tensor:
-    return pivots.expand(*batch, -1).reshape(-1, pivots.shape[-1])
+    return pivots.contiguous().expand(*batch, -1).reshape(-1, pivots.shape[-1])
 
 
 def _factorised(a: torch.Tensor, lu: torch.Tensor, pivots: torch.Tensor, infos: torch.Tensor | None = None) -> None:
@@ -166,6 +166,11 @@ def slogdet(a: torch.Tensor) -> Any:
 
 def lu_unpack(lu: torch.Tensor, pivots: torch.Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
     made = _made(aten.lu_unpack.default, lu, pivots, unpack_data, unpack_pivots)
+    if unpack_pivots and bool(((pivots < 1) | (pivots > lu.shape[-2])).any()):
+        raise RuntimeError(  # torch's own words
+            "pivots passed to lu_unpack must be between 1 and LU.size(-2) inclusive."
+            "Did you properly pass the result of lu_factor?"
+        )
     _unpacked(made, lu, pivots, unpack_data, unpack_pivots)
     return made
 

@@ -43,14 +43,15 @@ def index_put_impl(
 ) -> torch.Tensor:
     op = aten._index_put_impl_.default
     values = ours(op, values)
-    if any(length > 1 and not step for length, step in zip(target.size(), target.stride(), strict=True)):
+    expanded = any(length > 1 and not step for length, step in zip(target.size(), target.stride(), strict=True))
+    if expanded:
         warnings.warn(EXPANDED, stacklevel=2)
-    else:
-        check_apart(target, values, *indices)
     same = values.dtype is target.dtype
     present = [index for index in indices if index is not None]
     mask = present[0] if len(present) == 1 and indices[0] is present[0] else None
     fills = mask is not None and mask.dtype is torch.bool and values.numel() == 1 and not accumulate
+    if not expanded:  # a value that fills is taken before anything is written
+        check_apart(target, None if fills else values, *indices)
     if fills and mask is not None and list(mask.shape) == list(target.shape[: mask.dim()]):
         # The commonest form, x[mask] = value, needs no positions, so no wait for the device.
         shaped = mask.to(device()).reshape(list(mask.shape) + [1] * (target.dim() - mask.dim()))

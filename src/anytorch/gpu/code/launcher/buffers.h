@@ -55,6 +55,10 @@ static inline Buffer *known(uint64_t key) {
 static Buffer *find(uint64_t address) {  // null: an error is set
     Buffer *buffer = known(address >> SHIFT);
     if (buffer) return buffer;
+    if (!runtime.missing) {
+        py.set_error(is.type_error, "the device has been closed");
+        return nullptr;
+    }
     Object *key = py.long_from(static_cast<long long>(address >> SHIFT));
     if (!key) return nullptr;
     Object *answer = py.call_with(runtime.missing, key, nullptr);  // raises, or calls `add`
@@ -167,6 +171,7 @@ static void sweep() {
         for (uint32_t i = 0; page && i < PAGE; i++) {
             Buffer *one = page[i];
             if (!one || one->epoch == epoch || one->place.load(std::memory_order_relaxed) != ELSEWHERE) continue;
+            page[i] = nullptr;  // dropping an object below may let another thread come here
             one->next = gone;
             gone = one;
         }
