@@ -166,3 +166,18 @@ def test_multinomial_follows_its_weights(webgpu: Any) -> None:
     without = torch.multinomial(weights, 2).cpu().sort().values
     assert without.tolist() == [[1, 2], [0, 2]]
     assert torch.multinomial(weights[0], 1).shape == (1,)
+
+
+def test_dropout_keeps_the_order_of_dimensions(webgpu: Any) -> None:
+    """Of a tensor with gaps too, as torch's other elementwise ops do."""
+    gaps = torch.ones(2, 3, 3, 6).contiguous(memory_format=torch.channels_last)[..., ::2]
+    for x in (gaps, torch.ones(2, 3, 4, 5).permute(1, 0, 3, 2), torch.ones(3, 1).expand(3, 4)):
+        on_device = torch.empty_strided(x.size(), x.stride(), device="webgpu") if x.stride(-1) else x.to("webgpu")
+        want, found = (torch.nn.functional.dropout(each, 1e-10) for each in (x, on_device))
+        assert found.stride() == want.stride()
+
+
+def test_the_gradient_of_a_margin_loss_without_rows(webgpu: Any) -> None:
+    x = torch.zeros(0, 10, device="webgpu", requires_grad=True)
+    torch.nn.functional.multi_margin_loss(x, torch.zeros(0, dtype=torch.int64, device="webgpu")).backward()
+    assert x.grad is not None and x.grad.shape == (0, 10)

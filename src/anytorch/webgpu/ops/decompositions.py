@@ -202,7 +202,7 @@ def multi_margin_backward(
     reduction: int = 1,
 ) -> torch.Tensor:
     place = target.reshape(-1, 1)
-    rows = x.reshape(place.size(0), -1)
+    rows = x if x.dim() == 2 else x.reshape(1, -1)
     above = margin - rows.gather(1, place) + rows
     slopes = torch.where(above > 0, 1.0 if p == 1 else 2 * above, 0.0).to(x.dtype)
     if weight is not None:

@@ -16,7 +16,7 @@ from anytorch.gpu.plans import plans
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.philox import WORKGROUP, Dropout, Random, render, render_dropout
 from anytorch.webgpu import random
-from anytorch.webgpu.copies import contiguous, on_device
+from anytorch.webgpu.copies import on_device
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of, spoken
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import op_of, register_kernels, register_pointwise, resized
@@ -244,7 +244,7 @@ def native_dropout(input: torch.Tensor, p: float, train: bool | None) -> tuple[t
         mask = torch.empty(input.shape, dtype=torch.bool, device=input.device).bernoulli_(1.0 - p)
         return input * mask * scale, mask
     # Element by element in memory: any dense layout will do, and is kept.
-    dense = input if aten.is_non_overlapping_and_dense(input) else contiguous(input)
+    dense = input if aten.is_non_overlapping_and_dense(input) else input.clone()  # which keeps the order of dimensions
     out = new_tensor(input.shape, dense.stride(), input.dtype)
     mask = new_tensor(input.shape, dense.stride(), torch.bool)
     seed, counter = random.take(n)
