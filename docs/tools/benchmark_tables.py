@@ -502,7 +502,7 @@ def readme_webgpu() -> str:
     return (
         "The [`webgpu` device](docs/benchmarks.md#the-webgpu-device-beside-cuda-benchwebgpu_gpupy), on an H200 through Vulkan beside CUDA on the\n"
         f"same card: {percent(rows['float32 4096']['share'])} of cuBLAS in float32, {percent(rows['copy_ 256 MiB']['share'])} of the copy rate, "
-        f"{percent(encoder)} of a float32 encoder's speed ({percent(half)} in float16: no tensor cores).\n"
+        f"{percent(encoder)} of a float32 encoder's speed ({percent(half)} in float16, before its kernels for matrix cores).\n"
         f"PyTorch's operator suite finds no wrong answer on it beside the CPU, within {tolerances()}\n"
         "([all operators](docs/reference/webgpu-operators.md)). [All numbers, with what they do not show](docs/benchmarks.md)."
     )

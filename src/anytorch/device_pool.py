@@ -223,11 +223,7 @@ class _Worker:
                 process.stdin.close()
         except OSError as exc:
             log.debug("closing a worker's input: %s", exc)
-        try:
-            process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _wait_or_kill(process)
 
     def _run(self) -> None:
         try:
@@ -319,11 +315,15 @@ class _Worker:
                     pipe.close()
             except OSError as exc:
                 log.debug("closing a worker's pipe: %s", exc)
-        try:
-            process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _wait_or_kill(process)
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(CLOSE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _pass_on(done: Future[Any], to: Future[Any]) -> None:

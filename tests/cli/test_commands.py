@@ -379,6 +379,19 @@ def test_a_job_whose_packages_are_missing_says_what_brings_them(
         demo_jobs.show(Output())
 
 
+def test_demo_does_not_time_a_kernel_that_writes_other_tokens(
+    monkeypatch: pytest.MonkeyPatch, shared_libraries: Path
+) -> None:
+    from anytorch.cli import demo_jobs
+    from anytorch.cli.output import Output
+    from anytorch.text.persistent.kernel import PersistentKernel
+
+    right = PersistentKernel.generate
+    monkeypatch.setattr(PersistentKernel, "generate", lambda *a, **k: [(t + 1) % 2048 for t in right(*a, **k)])
+    told = demo_jobs.show(Output(), jobs=False)["persistent"]
+    assert "part at token 0" in told["error"] and "kernel_s" not in told
+
+
 def test_demo_falls_back_and_says_so(cli: Callable[..., Any]) -> None:
     answer = cli("--json", "demo", "--skip-jobs", "--backend", "mps", "--iterations", "1", "--skip-persistent")
     assert answer.status == 0
