@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 
 def test_data_parallel_on_one_device(cuda: Any) -> None:
     model = cuda.nn.Linear(3, 2)
@@ -87,3 +89,27 @@ def test_collectives_by_way_of_the_host(cpu_wheel: None, tmp_path: Path) -> None
         total, first, everyone, flat, part, swapped = results[rank]
         assert total == [3.0, 20.0] and first == [1.0, 10.0] and everyone == flat == [1.0, 10.0, 2.0, 10.0]
         assert part == [[3.0], [20.0]][rank] and swapped == [[1.0, 2.0], [10.0, 10.0]][rank]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
+def test_a_group_leaves_no_thread_to_be_ended_by_python(cpu_wheel: None) -> None:
+    """One that still holds a tensor when Python ends aborts the process; models keep their group until then."""
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+
+    from anytorch.run.staged_group import _end_all, make
+
+    def threads() -> set[str]:
+        return {path.name for path in Path("/proc/self/task").iterdir()}
+
+    before = threads()
+    groups = [make(dist.HashStore(), 0, 1, datetime.timedelta(seconds=60)) for _ in range(2)]
+    for group in groups:
+        group.allreduce([torch.ones(2)]).wait()
+    assert len(threads() - before) >= 2
+    groups[0].shutdown()
+    assert threads() - before
+    _end_all()
+    assert not threads() - before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +13,14 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
 NAME = "staged"  # of the back end, among torch's
+_open: weakref.WeakSet[StagedGroup] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """For programs that never call `destroy_process_group`."""
+    for group in list(_open):
+        group.shutdown()
 
 
 def make(store: Any, rank: int, size: int, timeout: Any) -> StagedGroup:
@@ -41,6 +51,15 @@ class StagedGroup(dist.ProcessGroup):
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size)
         self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+        _open.add(self)
+
+    def shutdown(self) -> None:
+        """End gloo's threads, which its last reference does. No call may follow.
+
+        Such a thread lets go of its tensors shortly after `wait` has returned. When Python is ending by then, it ends that
+        thread amid C++ ("terminate called without an active exception"), and the process with it.
+        """
+        self._gloo = None
 
     def getBackendName(self) -> str:
         return NAME  # for "gloo" torch would look for gloo itself behind it
