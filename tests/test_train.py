@@ -75,3 +75,22 @@ def test_a_batch_that_cannot_be_shared_is_refused() -> None:
 
     with pytest.raises(UsageError, match="cannot be shared by 3"):
         World(torch.device("cpu"), size=3).loader([1, 2, 3], batch_size=4)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are looked at in /proc")
+def test_the_end_waits_for_the_threads_of_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    from anytorch import train
+
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=60))
+    assert len(list(train._gloo_states())) >= 1, "gloo's threads have another name now"
+    train._let_gloo_rest(patience=120)
+    del group
+    # One that works, then waits for Python's lock, then rests: its first sleep does not count.
+    seen = iter("RSRSSR")
+    monkeypatch.setattr(train, "_gloo_states", lambda: [next(seen)])
+    train._let_gloo_rest(patience=120)
+    assert list(seen) == ["R"]

@@ -16,9 +16,11 @@ from __future__ import annotations
 import atexit
 import inspect
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -124,6 +126,26 @@ def world(device: str | torch.device | None = "auto") -> Iterator[World]:
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+        _let_gloo_rest()
+
+
+def _let_gloo_rest(patience: float = 5.0) -> None:
+    """Return when gloo's threads sleep: one that holds a tensor when Python ends aborts the process (StagedGroup.shutdown).
+
+    torch does not end the threads of a group that a DistributedDataParallel has used, and has no way to wait for them.
+    """
+    until, rested = time.monotonic() + patience, 0
+    while rested < 2 and time.monotonic() < until:  # twice: the first may be a wait for the lock that sleeping gives up
+        rested = rested + 1 if all(state == "S" for state in _gloo_states()) else 0
+        time.sleep(0.001)
+
+
+def _gloo_states() -> Iterator[str]:
+    for stat in Path("/proc/self/task").glob("*/stat"):  # on Linux; none elsewhere
+        with suppress(OSError):  # that one has ended
+            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+            if name == "pt_gloo_runloop":
+                yield rest.split()[0]
 
 
 def collectives_for(device: torch.device, here: int) -> str:
