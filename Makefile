@@ -61,7 +61,7 @@ test-device: $(if $(DEVICE_PYTHON),,$(STAMPS)/dev) ## what needs a real accelera
 	@$(or $(DEVICE_PYTHON),$(BIN)/python) tests/device/run.py
 
 test-webgpu-full: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## PyTorch's whole operator suite on the webgpu device; renews its table
-	@VK_ICD_FILENAMES=$${VK_ICD_FILENAMES:-$(CURDIR)/.cache/mesa/lvp.json} $(BIN)/python tests/webgpu/opinfo.py --all --jobs $(JOBS) --output docs/reference/webgpu-operators.json
+	@VK_ICD_FILENAMES=$${VK_ICD_FILENAMES:-$(CURDIR)/.cache/mesa/lvp.json} $(BIN)/python -m tests.webgpu.opinfo --all --jobs $(JOBS) --output docs/reference/webgpu-operators.json
 	@$(BIN)/python docs/tools/webgpu_operators.py
 
 test-webgpu-pytorch: $(STAMPS)/dev $(STAMPS)/debian $(STAMPS)/mesa ## PyTorch's own device tests on webgpu, beside the CPU; MINUTES=240 runs more of them; renews its page

@@ -509,8 +509,8 @@ def readme_webgpu() -> str:
 
 
 def tolerances() -> str:
-    """What the operator suite allows, as tests/webgpu/opinfo.py has it."""
-    source = (ROOT / "tests" / "webgpu" / "opinfo.py").read_text("utf-8")
+    """What the operator suite allows, as tests/webgpu/opinfo_examiner.py has it."""
+    source = (ROOT / "tests" / "webgpu" / "opinfo_examiner.py").read_text("utf-8")
     found = dict(re.findall(r'^    "(\w+)": \(([\de.-]+, [\de.-]+)\),$', source, re.M))
     named = [(dtype, *found[dtype].split(", ")) for dtype in ("float32", "float16", "bfloat16")]
     return ", ".join(f"{relative} of the value + {absolute} in {dtype}" for dtype, relative, absolute in named)

@@ -4,7 +4,7 @@ python docs/tools/webgpu_operators.py            writes the page if it differs
 python docs/tools/webgpu_operators.py --check    changes nothing; exits with 1 if it differs
 
 The table comes from the dispatcher's registrations, the totals of the operator suite from webgpu-operators.json, which
-`python tests/webgpu/opinfo.py --all --output docs/reference/webgpu-operators.json` writes. No GPU is needed.
+`python -m tests.webgpu.opinfo --all --output docs/reference/webgpu-operators.json` writes. No GPU is needed.
 """
 
 from __future__ import annotations

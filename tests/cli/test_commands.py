@@ -373,23 +373,23 @@ def test_a_job_whose_packages_are_missing_says_what_brings_them(
     told = capsys.readouterr().out
     for extra, package in (("embed", "tokenizers"), ("forecast", "pandas"), ("generate", "transformers")):
         assert package in document[extra]["error"] and f"anytorch[{extra}]" in document[extra]["hint"]
-        assert document[extra]["hint"] in told
+        assert document[extra]["hint"] in told and not document[extra]["failed"]
     monkeypatch.setattr(demo_jobs, "search", without("a_bug_of_ours"))
     with pytest.raises(ModuleNotFoundError):
         demo_jobs.show(Output())
 
 
 def test_demo_does_not_time_a_kernel_that_writes_other_tokens(
-    monkeypatch: pytest.MonkeyPatch, shared_libraries: Path
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, shared_libraries: Path
 ) -> None:
-    from anytorch.cli import demo_jobs
-    from anytorch.cli.output import Output
     from anytorch.text.persistent.kernel import PersistentKernel
 
     right = PersistentKernel.generate
     monkeypatch.setattr(PersistentKernel, "generate", lambda *a, **k: [(t + 1) % 2048 for t in right(*a, **k)])
-    told = demo_jobs.show(Output(), jobs=False)["persistent"]
+    answer = cli("--json", "demo", "--skip-jobs", "--backend", "cpu", "--iterations", "1")
+    told = answer.document["jobs"]["persistent"]
     assert "part at token 0" in told["error"] and "kernel_s" not in told
+    assert told["failed"] and answer.status == 1
 
 
 def test_demo_falls_back_and_says_so(cli: Callable[..., Any]) -> None:

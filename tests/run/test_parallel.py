@@ -111,5 +111,7 @@ def test_a_group_leaves_no_thread_to_be_ended_by_python(cpu_wheel: None) -> None
     assert len(threads() - before) >= 2
     groups[0].shutdown()
     assert threads() - before
+    with pytest.raises(RuntimeError, match="no collective may follow destroy_process_group"):
+        groups[0].allreduce([torch.ones(2)])
     _end_all()
     assert not threads() - before

@@ -8,25 +8,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.webgpu import opinfo, opinfo_examiner
 
-SCRIPT = Path(__file__).parent / "opinfo.py"
+ROOT = Path(__file__).parents[2]
 PARTS = 30  # about 100 of some 3,000 entries and dtypes a day
 SECONDS = 45.0
-
-
-def load() -> ModuleType:
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("anytorch_tests_opinfo", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def rotation() -> int:
@@ -38,9 +27,19 @@ def rotation() -> int:
 def test_the_days_part_of_the_operator_suite_agrees_with_the_cpu(webgpu: Any, tmp_path: Path) -> None:
     pytest.importorskip("expecttest", reason="torch.testing._internal needs it")
     part, answers = rotation() % PARTS, tmp_path / "verdicts.json"
-    command = [sys.executable, str(SCRIPT), "--rotation", str(part), "--of", str(PARTS), "--seconds", str(SECONDS)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.webgpu.opinfo",
+        "--rotation",
+        str(part),
+        "--of",
+        str(PARTS),
+        "--seconds",
+        str(SECONDS),
+    ]
     done = subprocess.run(
-        [*command, "--output", str(answers)], capture_output=True, text=True, timeout=600, check=False
+        [*command, "--output", str(answers)], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
     assert answers.exists(), f"the sweep ended with status {done.returncode}\n{done.stderr}"
     found = json.loads(answers.read_text("utf-8"))
@@ -51,7 +50,6 @@ def test_the_days_part_of_the_operator_suite_agrees_with_the_cpu(webgpu: Any, tm
 
 
 def test_a_rotation_covers_the_whole_sweep_once() -> None:
-    opinfo = load()
     tasks = [(f"op{i}", dtype) for i in range(40) for dtype in opinfo.DTYPES]
     parts = [opinfo.chosen(tasks, part, 7) for part in range(7)]
     assert sorted(task for part in parts for task in part) == sorted(tasks)
@@ -62,8 +60,8 @@ def test_a_rotation_covers_the_whole_sweep_once() -> None:
 class Sayings:
     """A worker's answers, recorded instead of computed: what matters here is how the parent takes them."""
 
-    def __init__(self, module: ModuleType, script: str) -> None:
-        self.worker = module.Worker()
+    def __init__(self, script: str) -> None:
+        self.worker = opinfo.Worker()
         self.worker.errors = open(os.devnull, "r+")  # noqa: SIM115, PTH123
         self.worker.process = subprocess.Popen(
             [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -71,16 +69,14 @@ class Sayings:
 
 
 def test_a_crash_costs_one_entry() -> None:
-    opinfo = load()
-    died = Sayings(opinfo, "import os, signal; input(); os.kill(os.getpid(), signal.SIGSEGV)")
+    died = Sayings("import os, signal; input(); os.kill(os.getpid(), signal.SIGSEGV)")
     verdict = died.worker.do("add", "float32", False, 20.0)
     assert (verdict.status, verdict.reason) == ("error", "the process died of SIGSEGV")
     assert died.worker.process is None, "the next task starts a new one"
 
 
 def test_a_hanging_op_is_ended() -> None:
-    opinfo = load()
-    hung = Sayings(opinfo, "import time; input(); time.sleep(100)")
+    hung = Sayings("import time; input(); time.sleep(100)")
     verdict = hung.worker.do("add", "float32", False, 0.5)
     assert (verdict.status, verdict.reason) == ("error", "no answer in time")
 
@@ -88,7 +84,7 @@ def test_a_hanging_op_is_ended() -> None:
 @pytest.fixture(scope="module")
 def examiner(webgpu: Any) -> Any:
     pytest.importorskip("expecttest", reason="torch.testing._internal needs it")
-    return load().Examiner()
+    return opinfo_examiner.Examiner()
 
 
 def test_the_sweep_sees_a_wrong_answer(examiner: Any, webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +128,6 @@ def test_the_sweep_sees_a_wrong_answer(examiner: Any, webgpu: Any, monkeypatch: 
 
 
 def test_a_summary_names_every_trouble(tmp_path: Path) -> None:
-    opinfo = load()
     found = [
         opinfo.Verdict("sub", "int64", "wrong", "result 0: 3 instead of 4", samples=4, compared=3),
         opinfo.Verdict("add", "int64", "agree", samples=4, compared=4),

@@ -30,7 +30,8 @@ TOKENS = 128  # of the persistent kernel's text
 
 
 def show(output: Output, *, jobs: bool = True, decoding: bool = True) -> dict[str, Any]:
-    """Do every job and show its answer. Returns them as a document; one that cannot be done has an `error`."""
+    """Do every job and show its answer. Returns them as a document: one that cannot be done has an `error`, and has `failed`
+    unless only a package is missing."""
     wanted: list[tuple[str, str, Callable[[Output], dict[str, Any]]]] = []
     if jobs:
         wanted += [
@@ -44,7 +45,7 @@ def show(output: Output, *, jobs: bool = True, decoding: bool = True) -> dict[st
     for title, extra, job in wanted:
         began = perf_counter()
         try:
-            document[extra] = {**job(output), "seconds": round(perf_counter() - began, 3), "error": ""}
+            document[extra] = {**job(output), "seconds": round(perf_counter() - began, 3), "error": "", "failed": False}
         except ModuleNotFoundError as exc:
             missing = PackageMissing.of("generate" if job is persistent else extra, exc)
             if missing is None:
@@ -60,7 +61,7 @@ def told(title: str, exc: AnytorchError, output: Output) -> dict[str, Any]:
     output.text(f"  not shown: {exc.message}")
     if exc.hint:
         output.text(f"  {exc.hint}")
-    return {"error": exc.message, "hint": exc.hint}
+    return {"error": exc.message, "hint": exc.hint, "failed": not isinstance(exc, PackageMissing)}
 
 
 def search(output: Output) -> dict[str, Any]:

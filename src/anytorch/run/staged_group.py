@@ -50,16 +50,22 @@ class StagedGroup(dist.ProcessGroup):
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size)
-        self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._used: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
         _open.add(self)
 
+    @property
+    def _gloo(self) -> Any:
+        if self._used is None:
+            raise RuntimeError("this process group is closed: no collective may follow destroy_process_group()")
+        return self._used
+
     def shutdown(self) -> None:
-        """End gloo's threads, which its last reference does. No call may follow.
+        """End gloo's threads, by giving up the last reference to it. No collective may follow.
 
         Such a thread lets go of its tensors shortly after `wait` has returned. When Python is ending by then, it ends that
         thread amid C++ ("terminate called without an active exception"), and the process with it.
         """
-        self._gloo = None
+        self._used = None
 
     def getBackendName(self) -> str:
         return NAME  # for "gloo" torch would look for gloo itself behind it

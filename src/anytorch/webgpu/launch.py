@@ -32,9 +32,14 @@ def check_devices(op: Any, *tensors: torch.Tensor | None) -> None:
             )
 
 
+def expanded(tensor: torch.Tensor) -> bool:
+    """Has it several elements in one place, along a dimension without steps?"""
+    return any(length > 1 and not step for length, step in zip(tensor.size(), tensor.stride(), strict=True))
+
+
 def check_writable(tensor: torch.Tensor) -> None:
-    """Raise torch's own error where a tensor that is to be written has several elements in one place, as an expanded one."""
-    if any(length > 1 and not step for length, step in zip(tensor.size(), tensor.stride(), strict=True)):
+    """Raise torch's own error where a tensor that is to be written is an expanded one."""
+    if expanded(tensor):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
             "Please clone() the tensor before performing the operation."
@@ -54,17 +59,6 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     return first[0] < sum(second) and second[0] < sum(first)
 
 
-def check_partly(target: torch.Tensor, read: Sequence[Any]) -> None:
-    """The same, for ops that go from element to element: those may read just what they write, but no other part of it."""
-    for tensor in read:
-        if isinstance(tensor, torch.Tensor) and not (
-            tensor.data_ptr() == target.data_ptr()
-            and tensor.size() == target.size()
-            and tensor.stride() == target.stride()
-        ):
-            check_apart(target, tensor)
-
-
 def check_apart(target: torch.Tensor, *read: torch.Tensor | None) -> None:
     """Raise torch's own error where a tensor that is to be written shares memory with one that is read. As in torch, tensors
     with gaps are let through: whether their elements meet is hard to say."""
@@ -74,6 +68,17 @@ def check_apart(target: torch.Tensor, *read: torch.Tensor | None) -> None:
             "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory "
             "location. Please clone() the tensor before performing the operation."
         )
+
+
+def check_partly(target: torch.Tensor, read: Sequence[Any]) -> None:
+    """`check_apart` for ops that go from element to element: they may read just what they write, but no other part of it."""
+    for tensor in read:
+        if isinstance(tensor, torch.Tensor) and not (
+            tensor.data_ptr() == target.data_ptr()
+            and tensor.size() == target.size()
+            and tensor.stride() == target.stride()
+        ):
+            check_apart(target, tensor)
 
 
 def result_of(size: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> Result:

@@ -79,7 +79,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         )
     else:
         what_next(output)
-    return 1 if any(result["error"] for result in results) else 0
+    failed = any(result["error"] for result in results) or any(job["failed"] for job in jobs.values())
+    return 1 if failed else 0
 
 
 def to_run(request: str, found: Survey) -> list[Candidate]:

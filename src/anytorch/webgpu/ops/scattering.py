@@ -16,7 +16,7 @@ from torch._prims_common import alert_not_deterministic
 
 from anytorch.webgpu.dtypes import spoken
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.launch import NoKernel, check_apart, check_writable
+from anytorch.webgpu.launch import NoKernel, check_apart, check_writable, expanded
 from anytorch.webgpu.ops.indexing import (
     INDEX_DTYPES,
     Place,
@@ -43,14 +43,13 @@ def index_put_impl(
 ) -> torch.Tensor:
     op = aten._index_put_impl_.default
     values = ours(op, values)
-    expanded = any(length > 1 and not step for length, step in zip(target.size(), target.stride(), strict=True))
-    if expanded:
+    if expanded(target):
         warnings.warn(EXPANDED, stacklevel=2)
     same = values.dtype is target.dtype
     present = [index for index in indices if index is not None]
     mask = present[0] if len(present) == 1 and indices[0] is present[0] else None
     fills = mask is not None and mask.dtype is torch.bool and values.numel() == 1 and not accumulate
-    if not expanded:  # a value that fills is taken before anything is written
+    if not expanded(target):  # a value that fills is taken before anything is written
         check_apart(target, None if fills else values, *indices)
     if fills and mask is not None and list(mask.shape) == list(target.shape[: mask.dim()]):
         # The commonest form, x[mask] = value, needs no positions, so no wait for the device.
@@ -178,7 +177,7 @@ def index_fill(target: torch.Tensor, dim: int, index: torch.Tensor, value: Any) 
         raise RuntimeError("index_fill_(): Converting complex Scalar to non-complex type is not supported")
     whole, axis = on_dimension(target, dim)
     check_index(op, index)
-    if any(length > 1 and not step for length, step in zip(target.size(), target.stride(), strict=True)):
+    if expanded(target):
         warnings.warn(EXPANDED.replace("index_put_", "index_fill_"), stacklevel=2)
     else:
         check_apart(target, index)
