@@ -208,7 +208,7 @@ def test_from_a_model_and_from_a_folder(decoder: Decoder, tmp_path: Path) -> Non
         assert kernel.generate(prompts, max_new_tokens=12) == want
         assert kernel.generate(prompts[0], 12) == want[0]
         assert kernel.generate(prompts[0], 12, ends=[want[0][5]]) == want[0][: want[0].index(want[0][5])]
-        assert "one call of C++" in kernel.explain() and "1 workers" in kernel.explain()
+        assert kernel.explain() == "one call of C++ for all tokens of up to 2 texts, 1 worker"
 
 
 def test_without_a_compiler_it_is_recorded_steps(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from anytorch import logs
+from anytorch.counts import counted
 from anytorch.devices.choose import resolve
 from anytorch.errors import InputError, NativeUnavailable, UsageError
 from anytorch.recorded.graphs import Recorder
@@ -36,6 +37,10 @@ from anytorch.text.persistent.traces import StepTrace, check_buffer, save_trace
 log = logs.logger(__name__)
 
 META = ("step", "tokens", "num_new_tokens")  # of a list, in this order
+
+
+def _texts(made: Rows) -> str:
+    return "one text" if made.rows == 1 else f"up to {made.rows} texts"
 
 
 class PersistentKernel(Layers):
@@ -244,10 +249,10 @@ class PersistentKernel(Layers):
             return f"one launch for all tokens of a text, {self._rows.blocks} blocks on {self.device}"
         if isinstance(self._rows, HostKernel):
             how = "all tokens" if self.lookup is None else f"up to {1 + self.lookup.spec_length} guessed tokens"
-            return f"one call of C++ for {how} of up to {self._rows.rows} texts, {self._rows.threads} workers"
+            return f"one call of C++ for {how} of {_texts(self._rows)}, {counted(self._rows.threads, 'worker')}"
         if isinstance(self._rows, RecordedSteps):
             whose = "our own kernels" if isinstance(self._rows, FusedSteps) else "torch's kernels"
-            return f"a recorded step of {whose} for each token of up to {self._rows.rows} texts on {self.device}" + (
+            return f"a recorded step of {whose} for each token of {_texts(self._rows)} on {self.device}" + (
                 f"; not recorded: {self._rows.recorded}" if self._rows.recorded else ""
             )
         if self._recorder is None:
