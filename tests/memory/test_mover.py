@@ -299,6 +299,28 @@ def test_what_a_store_reads_is_not_removed_or_replaced_before_it_is_read(store: 
     assert store.level_of("low") is None and "low" not in store.ledger.holders("0")
 
 
+class Late(threading.Condition):
+    """A condition whose notices all come just as the wait for them ends: it answers that none came."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        super().wait(timeout)
+        return False
+
+
+def test_a_notice_that_comes_as_the_wait_for_it_ends_is_not_lost(store: TensorStore, gate: Gate) -> None:
+    store._changed = Late(threading.Lock())
+    gate.open.clear()
+    reading, found = beside(lambda: store.get("low"))
+    assert gate.waiting.acquire(timeout=SOON_S)
+    gone, removed = beside(lambda: store.remove("low"))
+    gone.join(0.2)
+    gate.open.set()
+    for thread in (reading, gone):
+        thread.join(SOON_S)
+        assert not thread.is_alive(), "it waits for a notice that has come"
+    assert float(found[0][0]) == float(removed[0][0]) == 0
+
+
 def test_a_read_that_fails_leaves_a_store_as_it_was(store: TensorStore, gate: Gate) -> None:
     gate.failure = ModelError("the disk is gone")
     with pytest.raises(ModelError):

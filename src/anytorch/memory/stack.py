@@ -264,9 +264,13 @@ class TensorStore:
                 raise stopped
 
     def _wait(self) -> None:
-        """Wait until somebody's bytes have moved, or for Ctrl-C: nothing of this thread's is half done here."""
-        while not self._changed.wait(LOOK_S):
-            interrupts.check()
+        """Wait a while for somebody's bytes to have moved, or for Ctrl-C: nothing of this thread's is half done here.
+
+        Who calls looks again at what he waits for. The condition's own answer is no guide: when the while is just over, it
+        says that nothing came although a notice did, and no other may come.
+        """
+        self._changed.wait(LOOK_S)
+        interrupts.check()
 
     def _at_rest(self, key: str) -> Entry | None:
         """The entry of a key, when nobody is at work on it; None for an unknown key."""
