@@ -1,16 +1,16 @@
-"""Run public programs written for CUDA, unmodified, under `anytorch run`, and keep the table in the guide up to date.
+"""Run public programs written for CUDA, unmodified, under `anytorch run`, and as `anytorch port` changes them.
 
-    python tools/cuda_programs.py FOLDER [--python PYTHON] [--only mnist,vae] [--devices cpu,webgpu] [--ported] [--page]
+    python tools/cuda_programs.py FOLDER [--python PYTHON] [--only mnist,vae] [--devices cpu,webgpu] [--no-ported]
 
 FOLDER has checkouts of the programs, which are not part of this repository: `examples` (pytorch/examples at commit 55c663f,
 of May 2023: later ones say torch.accelerator themselves), `nanoGPT` (karpathy/nanoGPT). PYTHON has torch, torchvision,
 transformers, accelerate and lightning beside what anytorch needs. Digits, texts and pictures are made here; nothing is
-downloaded. Each program runs three times in a copy of its own: by `python` with its own switch for the CPU, and by
-`anytorch run` with `--device cpu` and `--device webgpu`. The numbers it prints are compared with the plain run's.
+downloaded.
 
-`--ported` runs `anytorch port --write` over a copy instead, and then the program by plain `python`, on the CPU and on
-webgpu (with `import anytorch.webgpu` before it, as docs/guide/port.md says). Results go to bench/results/cuda-programs.json;
-`--page` writes the table of docs/guide/run-cuda-programs.md from them.
+Each program runs in copies of its own: by `python` with its own switch for the CPU, by `anytorch run` with `--device cpu`
+and `--device webgpu`, and after `anytorch port --write` by plain `python`, on the CPU and on webgpu (with `import
+anytorch.webgpu` before it, as docs/guide/port.md says). The numbers it prints are compared with the plain run's. Results go
+to bench/results/cuda-programs.json; `python docs/tools/benchmark_tables.py` writes the table of the guide from them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "bench"))
+from provenance import commit, provenance, write_results  # noqa: E402
+
+sys.path.pop(0)
 RESULTS = ROOT / "bench" / "results" / "cuda-programs.json"
-PAGE = ROOT / "docs" / "guide" / "run-cuda-programs.md"
 OURS = ROOT / "tests" / "run" / "programs"
-START, END = "<!-- cuda-programs: start -->", "<!-- cuda-programs: end -->"
 NUMBER = re.compile(r"-?\d+\.\d+(?:[eE][-+]?\d+)?")
-LIMIT_S = 400
+LIMIT_S = 240
+STOPPED_S = 40  # for a program that would go on for hours
 CLOSE = 2e-3  # of a printed loss: sums in another order, over some steps of training
 
 
@@ -66,7 +69,7 @@ def digits(folder: Path) -> None:
     raw = folder.parent / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
-    for name, count in (("train", 512), ("t10k", 128)):
+    for name, count in (("train", 128), ("t10k", 64)):
         labels = bytes(number % 10 for number in range(count))
         pictures = bytearray()
         for label in labels:
@@ -134,7 +137,7 @@ PROGRAMS = (
     Program(
         "mnist_forward_forward",
         "examples/mnist_forward_forward",
-        ["main.py", "--epochs", "2", "--train_size", "256", "--test_size", "64", "--log_interval", "1"],
+        ["main.py", "--epochs", "2", "--train_size", "64", "--test_size", "32", "--log-interval", "1"],
         ["--no_cuda"],
         numbers=r"Loss|error",
         prepare=digits,
@@ -149,7 +152,14 @@ PROGRAMS = (
         cpu_draws="its loader has a worker only where it has CUDA",
         why={"webgpu": "processes share the model's memory, which a WebGPU device cannot"},
     ),
-    Program("vae", "examples/vae", ["main.py", "--epochs", "1"], ["--no-cuda"], prepare=digits, draws=True),
+    Program(
+        "vae",
+        "examples/vae",
+        ["main.py", "--epochs", "1", "--batch-size", "32"],
+        ["--no-cuda"],
+        prepare=digits,
+        draws=True,
+    ),
     Program(
         "siamese_network",
         "examples/siamese_network",
@@ -205,7 +215,7 @@ PROGRAMS = (
         "examples/imagenet",
         ["main.py", *IMAGENET],
         lowered=["--gpu", "0"],
-        why={dev: "1.3 million made-up pictures: stopped after 60 s" for dev in ("plain", "cpu", "webgpu")},
+        why={dev: f"1.3 million made-up pictures: stopped after {STOPPED_S} s" for dev in ("plain", "cpu", "webgpu")},
     ),
     Program(
         "time_sequence_prediction",
@@ -271,7 +281,7 @@ def numbers_in(output: str, pattern: str) -> list[float]:
     found: list[float] = []
     for line in output.splitlines():
         if re.search(pattern, line):
-            line = re.sub(r"(time|ms/batch)\s*\d+\.\d+(ms|s)?|\d+\.\d+ms|mfu -?\d+\.\d+%", "", line)
+            line = re.sub(r"(time|ms/batch):?\s*\d+\.\d+\s*(ms|s)?|\d+\.\d+ms|mfu -?\d+\.\d+%", "", line)
             found += [float(text) for text in NUMBER.findall(line)]
     return found
 
@@ -301,9 +311,17 @@ def run(line: Sequence[str], folder: Path, env: dict[str, str], limit: float = L
         return status, output.read(), time.monotonic() - began
 
 
-def try_out(program: Program, source: Path, python: str, devices: Sequence[str], ported: bool) -> dict[str, Any]:
-    """Run one program in a copy of its folder, plainly and on each device."""
-    result: dict[str, Any] = {"cuda_lines": lines_of_cuda(source, program.command)}
+def try_out(
+    program: Program, source: Path, python: str, devices: Sequence[str], *, ported: bool = True
+) -> dict[str, Any]:
+    """Run one program in copies of its folder: plainly, on each device, and ported."""
+    result: dict[str, Any] = {
+        "commit": commit()[0],  # of this program's runs: a later run of others leaves them in the file
+        "cuda_lines": lines_of_cuda(source, program.command),
+        "draws": program.draws,
+        "cpu_draws": program.cpu_draws,
+        "why": program.why,
+    }
     env = {
         **os.environ,
         **program.env,
@@ -314,7 +332,8 @@ def try_out(program: Program, source: Path, python: str, devices: Sequence[str],
         "HYDRA_FULL_ERROR": "1",
     }
     plain_command = [word for word in program.command if word not in program.lowered] + list(program.plain)
-    limit = 60 if "plain" in program.why else LIMIT_S
+    limit = STOPPED_S if "plain" in program.why else LIMIT_S
+    tried = [device for device in devices if device not in program.why or "plain" in program.why]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "of" / source.name
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".git", "images"))
@@ -323,32 +342,51 @@ def try_out(program: Program, source: Path, python: str, devices: Sequence[str],
             status, output, _ = run([python, *command], folder, env)
             if status:
                 return {**result, "problem": output[-600:]}
+        changed = Path(scratch) / "ported" / source.name
+        if ported:
+            shutil.copytree(folder.parent, changed.parent)
+            result["port"] = port(program, changed, python, env)
         status, output, seconds = run([python, *plain_command], folder, env, limit)
         expected = numbers_in(output, program.numbers)
         result["plain"] = {"status": status, "numbers": expected[:20], "seconds": round(seconds, 1)}
-        if ported:
-            port = [python, "-m", "anytorch", "port", "--write", str(folder)]
-            _, told, _ = run(port, folder, env)
-            _, unchanged, _ = run([*port[:4], "--diff", str(folder)], folder, env)
-            result["ported"] = {"left": told.count(": left: "), "second_run_changes": unchanged.count("\n+")}
-        for device in devices:
+        for device in tried:
+            line = [python, "-m", "anytorch", "run", "--device", device, "--report", *program.command]
+            result[device] = outcome(run(line, folder, env, limit), program, expected)
             if ported:
-                line = [python, "-c", STARTER.format(webgpu=device == "webgpu"), *program.command]
-            else:
-                line = [python, "-m", "anytorch", "run", "--device", device, "--report", *program.command]
-            status, output, seconds = run(line, folder, env, limit)
-            found = numbers_in(output, program.numbers)
-            count = min(len(found), len(expected)) if status == 124 else None
-            words_of = compared(expected[:count], found[:count])
-            result[device] = {
-                "status": status,
-                "numbers": found[:20],
-                "losses": words_of,
-                "seconds": round(seconds, 1),
-                "on_cpu": on_cpu(output),
-                "end": "" if status == 0 else output[-400:],
-            }
+                words = [
+                    word for word in program.command if word != "--device=cuda"
+                ]  # the ported default is the device
+                line = [python, "-c", STARTER.format(webgpu=device == "webgpu"), *words]
+                result["port"][device] = outcome(run(line, changed, env, limit), program, expected)
     return result
+
+
+def port(program: Program, folder: Path, python: str, env: dict[str, str]) -> dict[str, Any]:
+    """Rewrite the program, and look whether a second run changes anything. Of ours, only its own file."""
+    what = folder if program.folder else folder / program.command[0]
+    lines: list[dict[str, int]] = []
+    for _ in range(2):
+        _, told, _ = run([python, "-m", "anytorch", "port", "--json", "--write", str(what)], folder, env)
+        files = json.loads(told[told.index("{") :])["files"]
+        kinds = ("changes", "left")
+        lines.append({kind: sum(len(file[kind]) for file in files) for kind in kinds})
+        lines[-1]["files"] = sum(file["changed"] for file in files)
+    return {**lines[0], "second_run_changes": lines[1]["files"]}
+
+
+def outcome(ran: tuple[int, str, float], program: Program, expected: list[float]) -> dict[str, Any]:
+    """What a run printed, beside what the plain one did."""
+    status, output, seconds = ran
+    found = numbers_in(output, program.numbers)
+    count = min(len(found), len(expected)) if status == 124 else None
+    return {
+        "status": status,
+        "numbers": found[:20],
+        "losses": compared(expected[:count], found[:count]),
+        "seconds": round(seconds, 1),
+        "on_cpu": on_cpu(output),
+        "end": "" if status == 0 else output[-400:],
+    }
 
 
 # Starts a ported program: by plain torch, with our device registered where it is to be the accelerator.
@@ -374,80 +412,44 @@ def on_cpu(output: str) -> dict[str, int]:
     return found
 
 
-def cell(program: Program, result: dict[str, Any], device: str) -> str:
-    """One cell of the table."""
-    told = result.get(device)
-    reason = program.why.get(device, "")
-    if told is None:
-        return f"no: {reason}" if reason else "not tried"
-    if told["status"] == 124 and told["losses"] == "same":
-        return f"same losses as far as it came; {reason}"
-    if told["status"]:
-        return f"no: {reason}" if reason else "failed"
-    if told["losses"] == "same":
-        return "same losses"
-    if told["losses"] != "apart":
-        return f"same losses, {told['losses']}"
-    if program.cpu_draws:
-        return f"ran ({program.cpu_draws})"
-    return "ran; draws random numbers on the device" if program.draws and device != "cpu" else "ran, other losses"
-
-
-def table(results: dict[str, Any]) -> str:
-    """The table of the guide."""
-    lines = ["| program | lines with cuda | `--device cpu` | `--device webgpu` |", "|---|---|---|---|"]
-    for program in PROGRAMS:
-        found = results["programs"].get(program.name)
-        if found is not None:
-            cells = [cell(program, found, device) for device in ("cpu", "webgpu")]
-            lines.append(f"| {program.name} | {found['cuda_lines']} | {cells[0]} | {cells[1]} |")
-    return "\n".join(lines)
-
-
-def write_page(results: dict[str, Any]) -> None:
-    """Put the table between its marks."""
-    text = PAGE.read_text(encoding="utf-8")
-    head, _, rest = text.partition(START)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{START}\n{table(results)}\n{END}{tail}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--only", default="")
     parser.add_argument("--devices", default="cpu,webgpu")
-    parser.add_argument("--ported", action="store_true")
-    parser.add_argument("--page", action="store_true")
+    parser.add_argument("--no-ported", action="store_true")
     parser.add_argument("--jobs", type=int, default=1, help="programs at once")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
-    results: dict[str, Any] = {"programs": {}, "ported": {}}
+    results: dict[str, Any] = {"programs": {}}
     if options.output.exists():
         results = json.loads(options.output.read_text())
     results["torch"] = subprocess.check_output(
         [options.python, "-c", "import torch; print(torch.__version__)"], text=True
     ).strip()
-    results["date"] = time.strftime("%Y-%m-%d")
-    kept = results["ported" if options.ported else "programs"]
+    results |= provenance()  # of this run; programs that an earlier one tried keep what it found
+    kept = results["programs"]
     wanted = [name for name in options.only.split(",") if name]
-    chosen = [program for program in PROGRAMS if not wanted or any(name in program.name for name in wanted)]
-    chosen = [program for program in chosen if program.folder or not options.ported]
+    exact = {program.name for program in PROGRAMS} & set(wanted)
+    chosen = [
+        program
+        for program in PROGRAMS
+        if not wanted or program.name in exact or any(name in program.name for name in set(wanted) - exact)
+    ]
 
     def one(program: Program) -> tuple[Program, dict[str, Any]]:
         source = options.folder / program.folder if program.folder else OURS
-        return program, try_out(program, source, options.python, options.devices.split(","), options.ported)
+        devices = options.devices.split(",")
+        return program, try_out(program, source, options.python, devices, ported=not options.no_ported)
 
     with ThreadPoolExecutor(options.jobs) as pool:
         for done in as_completed([pool.submit(one, program) for program in chosen]):
             program, found = done.result()
             kept[program.name] = {**kept.get(program.name, {}), **found}
-            short = {key: found[key] for key in ("plain", "cpu", "webgpu", "ported", "problem") if key in found}
-            print(program.name, json.dumps(short)[:1200], flush=True)
-            options.output.write_text(json.dumps(results, indent=1) + "\n")
-    if options.page:
-        write_page(results)
+            short = {key: found[key] for key in ("plain", "cpu", "webgpu", "port", "problem") if key in found}
+            print(program.name, json.dumps(short)[:1800], flush=True)
+            write_results(options.output, results)
 
 
 if __name__ == "__main__":

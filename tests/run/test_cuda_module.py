@@ -147,3 +147,22 @@ def test_callables_made_graphs_run(cuda: Any) -> None:
     x = cuda.ones(1, 2, device="cuda")
     graphed = cuda.cuda.make_graphed_callables(model, (x,))
     assert graphed(x).tolist() == model(x).tolist()
+
+
+def test_switches_of_cudnn_are_kept_and_listed(device: str, cpu_wheel: None, fresh_ledger: Any) -> None:
+    import torch
+
+    import anytorch
+
+    before = torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32
+    with anytorch.stand_in(device):
+        torch.backends.cudnn.benchmark = not before[0]
+        torch.backends.cuda.matmul.allow_tf32 = not before[1]
+        assert (torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32) == (not before[0], not before[1])
+        with torch.backends.cudnn.flags(enabled=False):
+            pass
+        torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32 = before
+    assert fresh_ledger.ignored["torch.backends.cudnn.benchmark"].count == 2
+    assert fresh_ledger.ignored["torch.backends.cuda.matmul.allow_tf32"].first.startswith(f"{__file__}:")
+    torch.backends.cudnn.benchmark = before[0]
+    assert fresh_ledger.ignored["torch.backends.cudnn.benchmark"].count == 2, "nothing is noted after the block"

@@ -37,15 +37,95 @@ def test_flash_attention(cuda: Any, fresh_ledger: Any) -> None:
     assert cuda.allclose(flash_attn_func(q, k, v, causal=True, window_size=(2, 0)), wanted, atol=1e-5)
     # The last query is aligned with the last key.
     assert cuda.allclose(flash_attn_func(q[:, -1:], k, v, causal=True), got[:, -1:], atol=1e-5)
-    with pytest.raises(CannotStandIn, match="alibi_slopes") as told:
-        flash_attn_func(q, k, v, alibi_slopes=cuda.ones(4))
+    with pytest.raises(CannotStandIn, match="return_attn_probs") as told:
+        flash_attn_func(q, k, v, return_attn_probs=True)
     assert __file__ in str(told.value)
     with pytest.raises(ModuleNotFoundError, match="flash_attn_func and its like"):
         import flash_attn.layers.rotary  # noqa: F401
-    with pytest.raises(ImportError, match="flash_attn_with_kvcache") as told:
-        from flash_attn import flash_attn_with_kvcache  # noqa: F401
-    assert f"{__file__}:" in str(told.value) and not hasattr(sys.modules["flash_attn"], "flash_attn_with_kvcache")
+    with pytest.raises(ImportError, match="flash_attn_unknown") as told:
+        from flash_attn import flash_attn_unknown  # noqa: F401
+    assert f"{__file__}:" in str(told.value) and not hasattr(sys.modules["flash_attn"], "flash_attn_unknown")
     assert "flash_attn, as scaled_dot_product_attention" in fresh_ledger.redirected
+
+
+def written_out(torch: Any, q: Any, k: Any, v: Any, *, cap: float = 0.0, bias: Any = None, causal: bool = False) -> Any:
+    """Attention of (batch, sequence, heads, width) tensors by its definition, in float64 on the host."""
+    q, k, v = (one.cpu().double().transpose(1, 2) for one in (q, k, v))
+    k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], dim=1) for one in (k, v))
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    scores = cap * torch.tanh(scores / cap) if cap else scores
+    scores = scores if bias is None else scores + bias.cpu().double()
+    if causal:
+        rows, columns = scores.shape[-2:]
+        scores = scores.masked_fill(torch.ones(rows, columns).tril(columns - rows) == 0, -torch.inf)
+    return (scores.softmax(-1) @ v).transpose(1, 2).float()
+
+
+def test_soft_caps_and_slopes(cuda: Any) -> None:
+    from flash_attn import flash_attn_func
+
+    cuda.manual_seed(0)
+    q = cuda.randn(2, 3, 4, 8, device="cuda") * 4
+    k, v = (cuda.randn(2, 5, 2, 8, device="cuda") for _ in range(2))
+    capped = flash_attn_func(q, k, v, softcap=2.0, causal=True).cpu()
+    assert cuda.allclose(capped, written_out(cuda, q, k, v, cap=2.0, causal=True), atol=1e-5)
+    assert not cuda.allclose(capped, written_out(cuda, q, k, v, causal=True), atol=1e-2)
+    slopes = cuda.tensor([0.5, 0.25, 0.125, 0.0625])
+    distance = cuda.tensor([[abs(key - (query + 2)) for key in range(5)] for query in range(3)])
+    bias = -slopes[None, :, None, None] * distance
+    sloped = flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes.cuda()).cpu()
+    assert cuda.allclose(sloped, written_out(cuda, q, k, v, bias=bias, causal=True), atol=1e-5)
+    both = flash_attn_func(q, k, v, alibi_slopes=cuda.stack([slopes, 2 * slopes]).cuda(), softcap=2.0).cpu()
+    twice = cuda.cat([bias, 2 * bias])
+    assert cuda.allclose(both, written_out(cuda, q, k, v, cap=2.0, bias=twice), atol=1e-5)
+
+
+def test_packed_sequences_of_many_lengths(cuda: Any) -> None:
+    from flash_attn import flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
+
+    cuda.manual_seed(0)
+    qkv = cuda.randn(7, 3, 2, 8, device="cuda")
+    ends = cuda.tensor([0, 3, 7], dtype=cuda.int32, device="cuda")
+    got = flash_attn_varlen_qkvpacked_func(qkv, ends, 4, causal=True).cpu()
+    pieces = (qkv[None, :3].unbind(2), qkv[None, 3:].unbind(2))
+    wanted = cuda.cat([written_out(cuda, *piece, causal=True)[0] for piece in pieces])
+    assert cuda.allclose(got, wanted, atol=1e-5)
+    apart = flash_attn_varlen_kvpacked_func(qkv[:, 0], qkv[:, 1:], ends, ends, 4, 4, causal=True).cpu()
+    assert cuda.allclose(apart, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_cache_of_keys_and_values(cuda: Any, paged: bool) -> None:
+    """New keys and values are written behind what each sequence has; rows or pages of the cache may lie anywhere."""
+    from flash_attn import flash_attn_with_kvcache
+
+    cuda.manual_seed(0)
+    q, k, v = (cuda.randn(2, 2, heads, 8, device="cuda") for heads in (4, 2, 2))
+    old = cuda.randn(2, 2, 8, 2, 8, device="cuda")  # k and v; sequences; room for 8
+    lengths = cuda.tensor([3, 5], dtype=cuda.int32, device="cuda")
+    if paged:  # pages of 2, each sequence's in another order
+        table = cuda.tensor([[7, 0, 3, 5], [1, 2, 6, 4]], dtype=cuda.int32, device="cuda")
+        caches = [cuda.zeros(8, 2, 2, 8, device="cuda") for _ in range(2)]
+        for cache, held in zip(caches, old, strict=True):
+            cache[table.long()] = held.view(2, 4, 2, 2, 8)
+        got = flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=lengths, block_table=table, causal=True)
+        after = [cache[table.long()].view(2, 8, 2, 8) for cache in caches]
+    else:
+        caches = [cuda.zeros(3, 8, 2, 8, device="cuda") for _ in range(2)]
+        rows = cuda.tensor([2, 0], dtype=cuda.int32, device="cuda")
+        for cache, held in zip(caches, old, strict=True):
+            cache[rows.long()] = held
+        got = flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=lengths, cache_batch_idx=rows, causal=True)
+        after = [cache[rows.long()] for cache in caches]
+    for number, length in enumerate(lengths.tolist()):
+        keys, values = (
+            cuda.cat([held[number, :length], new[number]])[None] for held, new in zip(old, (k, v), strict=True)
+        )
+        wanted = written_out(cuda, q[number : number + 1], keys, values, causal=True)
+        assert cuda.allclose(got[number : number + 1].cpu(), wanted, atol=1e-5)
+        assert cuda.equal(after[0][number, : length + 2].cpu(), keys[0].cpu())
+    with pytest.raises(CannotStandIn, match="rotary_cos"):
+        flash_attn_with_kvcache(q, *caches, rotary_cos=cuda.ones(8, 4))
 
 
 def test_padding(cuda: Any) -> None:
@@ -70,8 +150,38 @@ def test_xformers(cuda: Any) -> None:
     assert cuda.allclose(causal, flash_attn_func(q, k, v, causal=True), atol=1e-5)
     one = xops.memory_efficient_attention(q[:, :, 0], k[:, :, 0], v[:, :, 0])
     assert cuda.allclose(one, flash_attn_func(q, k, v)[:, :, 0], atol=1e-5)
-    with pytest.raises(CannotStandIn, match="BlockDiagonalMask"):
-        xops.memory_efficient_attention(q, k, v, attn_bias=type("BlockDiagonalMask", (), {})())
+    grouped = xops.memory_efficient_attention(*(one[:, :, None] for one in (q, k, v)))
+    assert cuda.allclose(grouped[:, :, 0], xops.memory_efficient_attention(q, k, v), atol=1e-6)
+    with pytest.raises(CannotStandIn, match="PagedBlockDiagonalPaddedKeysMask"):
+        xops.memory_efficient_attention(q, k, v, attn_bias=type("PagedBlockDiagonalPaddedKeysMask", (), {})())
+
+
+def test_xformers_masks(cuda: Any) -> None:
+    from xformers.ops import LowerTriangularMask, fmha, memory_efficient_attention
+    from xformers.ops.fmha.attn_bias import BlockDiagonalMask, LowerTriangularFromBottomRightMask
+
+    cuda.manual_seed(0)
+    q, k, v = (cuda.randn(1, tokens, 2, 8, device="cuda") for tokens in (7, 9, 9))
+    mask = BlockDiagonalMask.from_seqlens([3, 4], [4, 5])
+    pieces = [(q[:, :3], k[:, :4], v[:, :4]), (q[:, 3:], k[:, 4:], v[:, 4:])]
+    got = memory_efficient_attention(q, k, v, attn_bias=mask).cpu()
+    assert cuda.allclose(got, cuda.cat([written_out(cuda, *piece) for piece in pieces], 1), atol=1e-5)
+    assert [part.shape[1] for part in mask.split(got)] == [3, 4]
+    last = memory_efficient_attention(q, k, v, attn_bias=mask.make_causal_from_bottomright()).cpu()
+    assert cuda.allclose(last, cuda.cat([written_out(cuda, *piece, causal=True) for piece in pieces], 1), atol=1e-5)
+    for causal in (mask.make_causal(), LowerTriangularFromBottomRightMask()):
+        bias = causal.materialize((1, 2, 7, 9))
+        assert bias.shape == (1, 2, 7, 9)
+        got = memory_efficient_attention(q, k, v, attn_bias=causal).cpu()
+        assert cuda.allclose(got, written_out(cuda, q, k, v, bias=bias), atol=1e-5)
+    added = cuda.randn(1, 2, 7, 9)
+    got = memory_efficient_attention(q, k, v, attn_bias=LowerTriangularMask().add_bias(added)).cpu()
+    seen = LowerTriangularMask().materialize((7, 9))
+    assert cuda.allclose(got, written_out(cuda, q, k, v, bias=seen + added), atol=1e-5)
+    joined, row = fmha.BlockDiagonalMask.from_tensor_list([q.expand(2, -1, -1, -1), k])
+    assert [tuple(part.shape[:2]) for part in joined.split(row)] == [(2, 7), (1, 9)]
+    with pytest.raises(ValueError, match="the sequences of the mask have"):
+        mask.materialize((3, 3))
 
 
 def test_they_go_with_the_stand_in(cpu_wheel: None) -> None:

@@ -22,13 +22,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def run(
-    *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None
+    *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None, told: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(REPOSITORY / "src"), (env or {}).pop("PYTHONPATH", "")]).rstrip(os.pathsep)
     return subprocess.run(
         [sys.executable, "-m", "anytorch", "run", *arguments],
         env={**os.environ, **(env or {}), "PYTHONPATH": path},
         cwd=cwd,
+        input=told,
         capture_output=True,
         text=True,
         timeout=300,
@@ -60,6 +61,25 @@ def test_as_under_python(tmp_path: Path) -> None:
     assert told["path"] == str(tmp_path) and told["name"] == "__main__" and told["folder"] == []
     assert told["available"] is True and told["device"] == "cuda:0"
     assert done.stderr.count("stands in for cuda") == 1 and done.stderr.startswith("anytorch: cpu (")
+
+
+def test_breakpoint(tmp_path: Path) -> None:
+    """The debugger reads standard input, in the program's own frame."""
+    script = tmp_path / "program.py"
+    script.write_text("import torch\nx = torch.ones(2, device='cuda')\nbreakpoint()\nprint('after it')\n")
+    done = run("--device", "cpu", str(script), told="p x.is_cuda, __name__\nc\n")
+    assert done.returncode == 0, done.stderr
+    assert "(True, '__main__')" in done.stdout and "after it" in done.stdout and f"> {script}(" in done.stdout
+
+
+def test_as_a_module(tmp_path: Path) -> None:
+    """`python -m anytorch.run` is `anytorch run`."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    path = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+    line = [sys.executable, "-m", "anytorch.run", "--device", "cpu", str(script), "x"]
+    done = subprocess.run(line, env=path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 7 and json.loads(done.stdout)["argv"] == [str(script), "x"], done.stderr
 
 
 def test_a_module_and_the_json_report(tmp_path: Path) -> None:
@@ -217,7 +237,7 @@ def test_a_program_without_torch_pays_nothing(tmp_path: Path) -> None:
 def test_flash_attention_before_torch(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text("from flash_attn import flash_attn_func\nimport torch\nprint(flash_attn_func.__module__)")
-    assert run("--device", "cpu", str(script)).stdout.strip() == "anytorch.run.equivalents"
+    assert run("--device", "cpu", str(script)).stdout.strip() == "anytorch.run.flash_attention"
 
 
 def test_mistakes(tmp_path: Path) -> None:
@@ -265,3 +285,44 @@ def test_on_webgpu(tmp_path: Path, device: str) -> None:
     report: Any = json.loads(done.stdout.splitlines()[-1])
     assert report["device"].startswith("webgpu") and any("svd" in name for name in report["on_cpu"])
     assert 0 < report["device_seconds"] < report["seconds"], "by the GPU's own clock"
+
+
+PROCESSES = """
+import torch
+import torch.multiprocessing as mp
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.full((2,), float(index))
+
+
+def work(rank, queue):
+    x = torch.ones(2, device="cuda") * (rank + 2)
+    queue.put((str(x.device), x.sum().item()))
+
+
+if __name__ == "__main__":
+    scale = torch.full((2,), 2.0).cuda()
+    for context in ("fork", "spawn"):
+        loader = torch.utils.data.DataLoader(Data(), 2, num_workers=1, pin_memory=True, multiprocessing_context=context)
+        assert [(batch.cuda() * scale).sum().item() for batch in loader] == [4.0, 20.0], context
+    queue = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(work, (queue,), nprocs=2)
+    assert sorted([queue.get(), queue.get()]) == [("cuda:0", 4.0), ("cuda:0", 6.0)]
+    print("all of them")
+"""
+
+
+@pytest.mark.slow
+def test_processes_on_webgpu(tmp_path: Path, device: str) -> None:
+    """Workers that leave the device to their parent, and processes that open it themselves."""
+    if device != "webgpu":
+        return
+    script = tmp_path / "processes.py"
+    script.write_text(PROCESSES)
+    done = run("--device", "webgpu", str(script))
+    assert done.returncode == 0 and done.stdout.startswith("all of them"), done.stderr

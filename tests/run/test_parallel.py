@@ -54,7 +54,7 @@ def test_collectives_by_way_of_the_host(cpu_wheel: None, tmp_path: Path) -> None
     import torch
     import torch.distributed as dist
 
-    from anytorch.run.staged_group import make
+    from anytorch.devices.staged_group import make
 
     store, results, wrong = dist.HashStore(), {}, []
 
@@ -99,7 +99,7 @@ def test_a_group_leaves_no_thread_to_be_ended_by_python(cpu_wheel: None) -> None
     import torch
     import torch.distributed as dist
 
-    from anytorch.run.staged_group import _end_all, make
+    from anytorch.devices.staged_group import _end_all, make
 
     def threads() -> set[str]:
         return {path.name for path in Path("/proc/self/task").iterdir()}

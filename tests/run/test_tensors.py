@@ -149,7 +149,10 @@ def test_a_loader_with_pinned_memory(cuda: Any, fresh_ledger: Any) -> None:
     data = cuda.utils.data.TensorDataset(cuda.arange(8).float())
     batches = [batch.cuda(non_blocking=True) for (batch,) in cuda.utils.data.DataLoader(data, 4, pin_memory=True)]
     assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert "DataLoader(pin_memory=True)" in fresh_ledger.ignored
+    assert fresh_ledger.ignored["DataLoader(pin_memory=True)"].count == 1
+    by_place = cuda.utils.data.DataLoader(data, 4, False, None, None, 0, None, True)
+    assert not by_place.pin_memory and len(list(by_place)) == 2
+    assert fresh_ledger.ignored["DataLoader(pin_memory=True)"].count == 2
 
 
 def test_files_from_cuda(cuda: Any, device: str) -> None:

@@ -90,6 +90,8 @@ def install(patches: Patches, place: Place, ledger: Ledger) -> None:
         return program_asks(2) or plain_built()
 
     patches.set(torch.backends.cuda, "is_built", is_built)
+    _install_switches(patches, ledger, "torch.backends.cudnn", torch.backends.cudnn)
+    _install_switches(patches, ledger, "torch.backends.cuda.matmul", torch.backends.cuda.matmul)
 
 
 def _devices(place: Place, ledger: Ledger) -> dict[str, Any]:
@@ -340,6 +342,19 @@ def _random_numbers(place: Place, ledger: Ledger) -> dict[str, Any]:
         "set_rng_state_all": set_all,
         "default_generators": (generator,) * max(1, place.count()),
     }
+
+
+def _install_switches(patches: Patches, ledger: Ledger, named: str, switches: Any) -> None:
+    """`torch.backends.cudnn.benchmark = True`: kept, so that it reads as it was set, and listed as without effect."""
+    kind = type(switches)
+    plain: Any = kind.__setattr__
+
+    def set_switch(self: Any, name: str, value: Any) -> None:
+        if program_asks(2):
+            ledger.ignore(f"{named}.{name}")
+        plain(self, name, value)
+
+    patches.set(kind, "__setattr__", set_switch)
 
 
 def _ignoring(name: str, ledger: Ledger) -> Any:

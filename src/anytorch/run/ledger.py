@@ -8,8 +8,16 @@ from dataclasses import dataclass, field
 # Packages with kernels for several devices, which choose by the device they see: they see the real one.
 CHOOSES_KERNELS = frozenset({"bitsandbytes", "torchao", "triton", "deepspeed"})
 # Frames of these packages are never "the program": torch's own code works with the real device, and so does ours.
-INSIDE = ("torch.", "anytorch.", "importlib.", "runpy", *(f"{name}." for name in sorted(CHOOSES_KERNELS)))
-NAMES_INSIDE = frozenset({"torch", "anytorch", "contextlib", "functools"}) | CHOOSES_KERNELS
+# Nor is what starts threads and processes.
+INSIDE = (
+    "torch.",
+    "anytorch.",
+    "importlib.",
+    "multiprocessing.",
+    "runpy",
+    *(f"{name}." for name in sorted(CHOOSES_KERNELS)),
+)
+NAMES_INSIDE = frozenset({"torch", "anytorch", "contextlib", "functools", "threading"}) | CHOOSES_KERNELS
 
 
 @dataclass

@@ -8,7 +8,7 @@ import torch
 
 from anytorch.run.ledger import Ledger
 from anytorch.run.patches import Patches
-from anytorch.run.place import HOST, NAME, Place
+from anytorch.run.place import NAME, Place
 
 NCCL, GLOO = "nccl", "gloo"
 
@@ -20,15 +20,14 @@ def install(patches: Patches, place: Place, ledger: Ledger) -> None:
 
 
 def _install_groups(patches: Patches, place: Place, ledger: Ledger) -> None:
-    from anytorch.run import staged_group
+    from anytorch.devices import staged_group
 
     group: Any = torch.distributed.distributed_c10d
     known = {} if place.host else group.Backend.default_device_backend_map
     instead = str(known.get(place.kind, GLOO if place.host else staged_group.NAME))
     waits_on_host = instead in (GLOO, staged_group.NAME)
-    backends: Any = group.Backend
-    if instead == staged_group.NAME and instead.upper() not in backends._plugins:
-        backends.register_backend(instead, staged_group.make, devices=[HOST, place.kind])  # torch has no way to undo it
+    if instead == staged_group.NAME:
+        staged_group.offer(place.kind)
 
     def translated(backend: Any) -> Any:
         if not isinstance(backend, str):

@@ -6,6 +6,7 @@ their like depend on who asks: a frame of a module of torch's or ours gets the t
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
 from typing import Any
@@ -211,13 +212,15 @@ def _install_pins(patches: Patches, place: Place, ledger: Ledger, marks: Marks) 
     patches.set(torch.Tensor, "record_stream", record_stream)
     loader = torch.utils.data.DataLoader
     plain_init: Any = loader.__init__
+    signature = inspect.signature(plain_init)
 
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("pin_memory"):
+        given = signature.bind(self, *args, **kwargs)  # pin_memory may be given by its place
+        if given.arguments.get("pin_memory"):
             ledger.ignore("DataLoader(pin_memory=True)")
-            kwargs["pin_memory"] = False
-        kwargs.pop("pin_memory_device", None)
-        plain_init(self, *args, **kwargs)
+            given.arguments["pin_memory"] = False
+        given.arguments.pop("pin_memory_device", None)
+        plain_init(*given.args, **given.kwargs)
 
     patches.set(loader, "__init__", initialise)
 

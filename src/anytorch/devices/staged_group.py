@@ -23,6 +23,13 @@ def _end_all() -> None:
         group.shutdown()
 
 
+def offer(kind: str) -> None:
+    """Make this kind of group torch's choice for a kind of device that has none. There is no way to undo it."""
+    backend: Any = dist.Backend
+    if NAME.upper() not in backend._plugins:
+        backend.register_backend(NAME, make, devices=["cpu", kind])
+
+
 def make(store: Any, rank: int, size: int, timeout: Any) -> StagedGroup:
     """What torch calls to make a group of this kind."""
     return StagedGroup(store, rank, size, timeout)
