@@ -5,9 +5,10 @@
     python bench/compile.py --device webgpu                       on any GPU, beside our own kernels op by op
     python bench/compile.py --only encoder --output bench/results/compile-cpu.json
 
-Answers first: outputs and gradients of each side are compared with float64, beside eager's own error. Then all sides take
-turns, nine rounds, each on the same inputs after a warm-up; times are medians. On a GPU nothing is recorded: what is
-measured is what a program that calls the model sees, launches and all.
+Answers first: outputs and gradients of each side are compared with float64, beside eager's own error; a side that is wrong
+has no time, and where that is ours the script fails. Then all sides take turns, nine rounds, each on the same inputs after a
+warm-up; times are medians. On a GPU nothing is recorded: what is measured is what a program that calls the model sees,
+launches and all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import copy
 import math
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -32,8 +34,13 @@ from anytorch.graph.clock import Clock
 from anytorch.graph.compiler import compile_graph
 
 ROUNDS = 9
+TIMES_EAGER = 32.0  # what a side may be off by, as a multiple of eager torch's error or of one rounding
 # The name "anytorch" is known to torch where the package is installed; a copied source tree has the function alone.
 BACK_ENDS: dict[str, Any] = {"anytorch": compile_graph, "inductor": "inductor"}
+
+
+class Wrong(Exception):
+    """An answer that must have no time."""
 
 
 class EncoderLayer(nn.Module):
@@ -167,11 +174,16 @@ def infer(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def wrong(
     model: nn.Module, found: torch.Tensor, truth: tuple[torch.Tensor, list[torch.Tensor]], training: bool
 ) -> float:
-    """The largest error of the output and of the gradients, each as a share of its largest number."""
-    pairs = [(found, truth[0])]
+    """The largest error of the output and of the gradients, each as a share of its largest number. A gradient that is
+    missing, and what is no number, are infinitely wrong."""
+    pairs: list[tuple[torch.Tensor | None, torch.Tensor]] = [(found, truth[0])]
     if training:
-        pairs += [(p.grad, t) for p, t in zip(model.parameters(), truth[1], strict=True) if p.grad is not None]
-    return max(float((a.double().cpu() - b).abs().max() / b.abs().max().clamp_min(1e-30)) for a, b in pairs)
+        pairs += [(p.grad, t) for p, t in zip(model.parameters(), truth[1], strict=True)]
+    worst = 0.0
+    for a, b in pairs:
+        off = math.inf if a is None else float((a.double().cpu() - b).abs().max() / b.abs().max().clamp_min(1e-30))
+        worst = max(worst, off if math.isfinite(off) else math.inf)
+    return worst
 
 
 def measure(name: str, way: str, device: torch.device, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
@@ -183,7 +195,7 @@ def measure(name: str, way: str, device: torch.device, dtype: torch.dtype, round
     exact = copy.deepcopy(plain).double()
     run = step if training else infer
     truth_out = run(exact, x.double())
-    truth = (truth_out, [p.grad.clone() for p in exact.parameters() if p.grad is not None] if training else [])
+    truth = (truth_out, [p.grad.clone() for p in exact.parameters()] if training else [])
     plain, x = plain.to(device, dtype), x.to(device, dtype)
     sides: dict[str, nn.Module] = {"eager": plain}
     first_s: dict[str, float] = {}
@@ -194,12 +206,23 @@ def measure(name: str, way: str, device: torch.device, dtype: torch.dtype, round
         try:
             made = torch.compile(model, backend=back_end, dynamic=False)
             run(made, x)
-        except Exception:  # noqa: BLE001  (a side that cannot compile is said, and the rest go on)
+        except Exception as exc:
+            if side == "anytorch":
+                raise Wrong(f"{name}, {way}: anytorch cannot compile it") from exc
             traceback.print_exc(limit=2)
             continue
         first_s[side] = round(time.perf_counter() - begun, 1)
         sides[side] = made
     errors = {side: wrong(model, run(model, x), truth, training) for side, model in sides.items()}
+    allowed = TIMES_EAGER * max(errors["eager"], torch.finfo(dtype).eps)
+    for side in [side for side in sides if not errors[side] <= allowed]:
+        said = (
+            f"{name}, {way}: {side} is wrong: off by {errors[side]:.3g} of the largest number, {allowed:.3g} is allowed"
+        )
+        if side == "anytorch":
+            raise Wrong(said)
+        print(said)  # a peer that is wrong has no time
+        del sides[side]
     clock = Clock(device)
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(rounds + 1):
@@ -234,11 +257,17 @@ def main() -> None:
     device = torch.device(options.device, 0) if options.device != "cpu" else torch.device("cpu")
     result: dict[str, Any] = {"what": __doc__, **provenance(), "torch": torch.__version__, "device": str(device)}
     result.update(threads=torch.get_num_threads(), dtype=options.dtype, rows=[])
+    failed: list[str] = []
     for name in MODELS:
         if options.only and not any(part.lower() in name.lower() for part in options.only):
             continue
         for way in (options.way,) if options.way else ("inference", "training"):
-            row = measure(name, way, device, getattr(torch, options.dtype), options.rounds)
+            try:
+                row = measure(name, way, device, getattr(torch, options.dtype), options.rounds)
+            except Wrong as exc:
+                traceback.print_exc(limit=2)
+                failed.append(str(exc))
+                continue
             result["rows"].append(row)
             times = "  ".join(f"{side} {ms:.2f}" for side, ms in row["ms"].items())
             errors = ", ".join(f"{side} {error:.1e}" for side, error in row["error"].items())
@@ -249,6 +278,8 @@ def main() -> None:
     if known:
         mean = math.exp(statistics.fmean(map(math.log, known)))
         print(f"over eager: {mean:.3f} on the geometric mean, least {min(known):.2f}")
+    if failed:
+        sys.exit(f"no numbers for {len(failed)} rows:\n" + "\n".join(failed))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,11 @@ Peers: eager torch; torch.compile as it comes and with mode="max-autotune" (on t
 contenders are recorded by us), the ratio being to the faster of the two; on the CPU also its best with weights frozen
 (packed ahead of time), which our kernels do not do: that column is shown and does not count.
 
-The floor is the larger of bytes (inputs read once, outputs written once) by the rate of a large copy, measured in this run,
-and operations by the rate of a large matrix product.
+The floor is the larger of bytes (inputs read once, outputs written once) by a rate, and operations by another. On a GPU
+these are the rates of a large copy or sum and of a large matrix product, measured once. On the CPU they are measured before
+and after every row (`cpu_limits.py`): how fast our threads read so many bytes again and again, from a cache where they fit,
+and add products in registers. A row whose answer is wrong, or whose time is under its floor, is refused, and the script
+fails.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cpu_limits
 import torch
 import torch.nn.functional as F
 from provenance import provenance, write_results
@@ -42,8 +46,13 @@ from anytorch.graph.clock import Clock
 from anytorch.graph.verify import errors
 
 ROUNDS = 9
+SAMPLE_S = 1e-3  # a sample of a contender is as many calls as take so long, three at least
 DTYPES = {"cpu": torch.float32, "webgpu": torch.float16}  # elsewhere bfloat16
 Tensors = list[torch.Tensor]
+
+
+class Wrong(Exception):
+    """A row that must not be published: a wrong answer, or a time that cannot be."""
 
 
 @dataclass(frozen=True)
@@ -259,8 +268,15 @@ def limits(device: torch.device, dtype: torch.dtype, small: bool) -> tuple[float
         clock.stopwatch.seconds(timed, 1)
         return min(clock.stopwatch.seconds(timed, 1) for _ in range(7))
 
-    moved = best(lambda: target.copy_(source)) if device.type != "cpu" else best(lambda: source.sum())
-    return count * (2 if device.type != "cpu" else 1) / moved, 2.0 * side**3 / best(lambda: a @ a)
+    moved = max(count / best(source.sum), 2 * count / best(lambda: target.copy_(source)))
+    return moved, 2.0 * side**3 / best(lambda: a @ a)
+
+
+def rates_for(nbytes: int, device: torch.device, rates: tuple[float, float]) -> tuple[float, float]:
+    """The rates that a row's floor is made of. A row may lie in the CPU's caches, which read faster than memory does."""
+    if device.type != "cpu":
+        return rates
+    return cpu_limits.bytes_per_s(nbytes), cpu_limits.operations_per_s()
 
 
 def measure(
@@ -284,15 +300,22 @@ def measure(
     for name, run in runs.items():
         if wrong[name] <= 32 * max(wrong["eager"], torch.finfo(dtype).eps * scale):
             timed[name] = clock.timed([lambda run=run, one=one: run(one) for one in sets])
+        elif name == "ours":
+            raise Wrong(f"ours is off by {wrong[name]:.3g}, eager torch by {wrong['eager']:.3g}")
+    nbytes = sum(tensor.nbytes for tensor in inputs) + truth.numel() * inputs[0].element_size()
+    before = rates_for(nbytes, device, rates)
     seconds: dict[str, list[float]] = {name: [] for name in timed}
-    for run in timed.values():
-        clock.stopwatch.seconds(run, 2)
+    calls = {name: max(3, round(SAMPLE_S / clock.stopwatch.seconds(run, 2))) for name, run in timed.items()}
     for _ in range(ROUNDS):
         for name, run in timed.items():
-            seconds[name].append(clock.stopwatch.seconds(run, 3))
+            clock.stopwatch.seconds(run, 1)  # whose turn it was kept the cores' caches and threads busy
+            seconds[name].append(clock.stopwatch.seconds(run, calls[name]))
     median = {name: statistics.median(found) for name, found in seconds.items()}
-    nbytes = sum(tensor.nbytes for tensor in inputs) + truth.numel() * inputs[0].element_size()
-    floor = max(nbytes / rates[0], case.flops / rates[1])
+    most = [max(pair) for pair in zip(before, rates_for(nbytes, device, rates), strict=True)]
+    floor = max(nbytes / most[0], case.flops / most[1])
+    if floor > median["ours"]:
+        said = f"a result in {median['ours'] * 1e6:.3g} µs is under its floor of {floor * 1e6:.3g} µs"
+        raise Wrong(f"{said}: something else used the machine when the floor was measured; run it again")
     peers = {name: s for name, s in median.items() if name not in ("ours", "frozen")}
     best = min(peers, key=lambda name: peers[name])
     compiled = min((s for name, s in peers.items() if name != "eager"), default=None)
@@ -304,6 +327,8 @@ def measure(
         "error": {name: error for name, error in wrong.items()},
         "scale": scale,
         "floor_us": round(floor * 1e6, 2),
+        "bytes_per_s": most[0],
+        "flops_per_s": most[1],
         "of_floor": round(floor / median["ours"], 3),
         "over_eager": round(median["eager"] / median["ours"], 3),
         "over_compile": round(compiled / median["ours"], 3) if compiled else None,
@@ -349,7 +374,8 @@ def table(result: dict[str, Any]) -> str:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in result["rows"]:
         times = [f"{row['us'][name] / by:.3g}" if name in row["us"] else "" for name in names]
-        cells = [row["name"], *times, f"{row['floor_us'] / by:.3g}", f"{row['over_eager']:.2f}"]
+        floor = "?" if row["of_floor"] > 1 else f"{row['floor_us'] / by:.3g}"  # the script refuses such a row by now
+        cells = [row["name"], *times, floor, f"{row['over_eager']:.2f}"]
         cells += [f"{row['over_compile']:.2f}" if row["over_compile"] else ""]
         cells += [f"{row['error']['ours']:.1e}, {row['error']['eager']:.1e}", f"{row['search_s']:.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
@@ -357,10 +383,27 @@ def table(result: dict[str, Any]) -> str:
     cpu = result["machine"]["cpu"] if result["device"] == "cpu" else ", ".join(result["machine"]["gpus"])
     said = f"{cpu}, torch {result['torch']}, {result['date'][:10]}, commit {result['commit'][:7]}. Geometric means: "
     said += f"{mean['over_eager']} times eager, {mean['over_compile']} times the faster torch.compile. "
+    if ratios := over_frozen(result["rows"]):
+        said += f"{beside_frozen(ratios)}. "
     said += (
         f"Searches: median {result['search_s_median']:.0f} s, from the cache {result['recall_s_median'] * 1e3:.0f} ms."
     )
     return "\n".join([*lines, "", said])
+
+
+def over_frozen(rows: list[dict[str, Any]]) -> list[float]:
+    """The fastest way of torch.compile by ours, with weights packed ahead of time among the ways; empty if not measured."""
+    if not any("frozen" in row["us"] for row in rows):
+        return []
+    ways = ("compile", "max-autotune", "frozen")
+    return [min(row["us"][name] for name in ways if name in row["us"]) / row["us"]["ours"] for row in rows]
+
+
+def beside_frozen(ratios: list[float]) -> str:
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    lost = sum(ratio < 1 for ratio in ratios)
+    may = "Where torch.compile may pack weights ahead of time, which ours may not"
+    return f"{may}: {mean:.2f} times, and it wins {lost} of {len(ratios)} rows"
 
 
 def write_docs() -> None:
@@ -402,6 +445,7 @@ def main() -> None:
     print(f"{rates[0] / 1e9:.0f} GB/s, {rates[1] / 1e12:.2f} Tflop/s")
     result: dict[str, Any] = {"what": __doc__, **provenance(), "torch": torch.__version__, "device": str(device)}
     result.update(threads=torch.get_num_threads(), bytes_per_s=rates[0], flops_per_s=rates[1], rows=[], skipped=[])
+    failed: list[str] = []
     with torch.no_grad():
         for case in cases(options.batches, options.small):
             if options.only and not any(part.lower() in case.name.lower() for part in options.only):
@@ -414,6 +458,7 @@ def main() -> None:
             except Exception as exc:  # noqa: BLE001  (one row must not cost the others)
                 traceback.print_exc()
                 result["skipped"].append(f"{case.name}: {exc}")
+                failed.append(case.name)
                 continue
             result["rows"].append(row)
             print(show(row), flush=True)
@@ -429,8 +474,10 @@ def main() -> None:
     for name in ("search_s", "recall_s"):
         if rows:
             result[f"{name}_median"] = statistics.median(row[name] for row in rows)
-    if options.output:
+    if options.output and rows:
         write_results(options.output, result)
+    if failed:
+        sys.exit(f"no numbers for {len(failed)} rows, for the reasons above: {'; '.join(failed)}")
 
 
 if __name__ == "__main__":

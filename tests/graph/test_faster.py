@@ -138,3 +138,17 @@ def test_while_commands_are_recorded_it_is_ours_whichever_is_faster() -> None:
     recording.append(True)
     both(x)
     assert ran[-1] is ours
+
+
+def test_a_long_step_is_timed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call of a model waits for this: three calls of each in a round were minutes of a large one."""
+    asked: list[int] = []
+    honest = faster.stopwatch_of(torch.device("cpu"))
+
+    def seconds(run: Any, count: int) -> float:
+        asked.append(count)
+        return ran[-1].takes_s if run() is None else 0.0
+
+    monkeypatch.setattr(faster, "stopwatch_of", lambda device: replace(honest, seconds=seconds))
+    Faster(Side(lambda x: (x * 2,), 0.5), Side(lambda x: (x * 2,), 0.001))(torch.ones(3))
+    assert asked == [1, 1, *[1, faster.CALLS] * (faster.ROUNDS - 1)]

@@ -134,6 +134,44 @@ def test_small_versions_keep_what_reshapes_need() -> None:
     assert max(size for _, node in small for size in node.shape if isinstance(size, int)) < 512
 
 
+def test_sizes_that_are_products_in_several_ways_are_made_smaller_too() -> None:
+    """1024 rows are 8 x 128 of a batch, and not 32 x 32: judged at their real sizes, models took seconds of this gate."""
+    b = Builder()
+    x, w, bias = b.input((8, 128, 384), "float32"), b.input((384, 1152), "float32"), b.input((1152,), "float32")
+    made = b.add("add", b.add("matmul", b.add("reshape", x, shape=(1024, 384)), w), bias)
+    parts = b.add("reshape", made, shape=(8, 128, 3, 12, 32))
+    heads = b.add("permute", b.add("slice", parts, dim=2, start=1, stop=2), dims=(2, 0, 3, 1, 4))
+    graph = b.graph([b.add("softmax", b.add("reshape", heads, shape=(8, 12, 128, 32)), dim=-1)])
+    (small,) = shrunk(graph)
+    assert max(math.prod(map(int, node.shape)) for _, node in small) < 64_000 < 1024 * 384
+    assert [node.op for _, node in small] == [node.op for _, node in graph]
+
+
+def test_errors_are_found_where_the_truth_is_a_number_and_change_nothing() -> None:
+    inf, nan = math.inf, math.nan
+    truth = torch.tensor([1.0, inf, nan, -2.0], dtype=torch.float64)
+    found = torch.tensor([1.5, nan, 7.0, -2.0], dtype=torch.float64)
+    kept = found.clone(), truth.clone()
+    assert verify.errors(found, truth) == 0.5 and verify.rounding(found.float(), truth) == 16 * 2.0**-23 * 2
+    assert verify.errors(torch.tensor([nan, inf, nan, -2.0]), truth) == inf
+    assert verify.errors(torch.tensor([inf, inf, nan, -2.0]), truth) == inf
+    assert verify.errors(torch.ones(2), torch.tensor([nan, inf], dtype=torch.float64)) == 0.0
+    assert verify.errors(torch.ones(0), torch.ones(0, dtype=torch.float64)) == 0.0
+    torch.testing.assert_close((found, truth), kept, rtol=0, atol=0, equal_nan=True)
+    row = torch.ones(1, dtype=torch.float64).expand(3)
+    assert verify.errors(row, torch.zeros(3, dtype=torch.float64)) == 1.0
+
+
+def test_a_size_that_an_op_wants_as_it_is_stays() -> None:
+    b = Builder()
+    x = b.input((50, 100), "float32")
+    odd = b.add("slice", b.add("reshape", x, shape=(5000,)), dim=0, start=1, stop=4998)
+    graph = b.graph([b.add("exp", odd), b.add("softmax", b.input((333, 7), "float32"), dim=0)])
+    (small,) = shrunk(graph)
+    shapes = [node.shape for _, node in small]
+    assert (4997,) in shapes and (50, 100) in shapes and (333, 7) not in shapes
+
+
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_scales_of_the_second_argument_leave_the_product(turned: bool, dtype: str) -> None:

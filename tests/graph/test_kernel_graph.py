@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from anytorch import settings
+from anytorch.devices.types import Caps
 from anytorch.errors import GraphError, UnknownDevice, WrongAnswer
-from anytorch.graph import KernelGraph, new_kernel_graph, search, trace, verify
+from anytorch.graph import KernelGraph, backs, new_kernel_graph, search, trace, verify
 from anytorch.graph.back import cpp as back
+from anytorch.graph.compiler import compile_graph
 from anytorch.graph.emit import cpp_schedules
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.loops import Kernel
@@ -259,7 +263,8 @@ def test_every_call_is_checked_even_after_one_that_was_right(few: None, tensors:
             g(*wrong)  # type: ignore[arg-type]
 
 
-def test_what_was_found_is_remembered_and_checked_again(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", verify.KINDS)
+def test_what_was_found_is_remembered_and_checked_again(few: None, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     graph, known = CASES["gated mlp"]()
     first = Search(graph, known, CPU, 60, quick=True).run()
     assert first.program is not None and first.verdict is not None and first.verdict.chosen != EAGER
@@ -280,7 +285,8 @@ def test_what_was_found_is_remembered_and_checked_again(few: None, monkeypatch: 
         again = Search(graph, known, CPU, 60, quick=True).run()
     assert again.verdict is not None and again.verdict.remembered and again.program is not None
     assert not checks  # the same bits as then
-    # A kernel that computes something else today, as from a damaged cache, is neither believed nor used.
+    # A kernel that computes something else today, as from a damaged cache, is neither believed nor used: also if it shows
+    # on one kind of inputs alone, as that of another compiler would whose exponential overflows sooner.
     honest = search.back_of(CPU)[0]
     assert honest is not None
 
@@ -290,14 +296,19 @@ def test_what_was_found_is_remembered_and_checked_again(few: None, monkeypatch: 
         def broken(tensors: Sequence[torch.Tensor], known: dict[str, int]) -> None:
             launch(tensors, known)
             for tensor, buffer in zip(tensors, kernel.buffers, strict=True):
-                if buffer.written:
-                    tensor.view(-1)[0] += 1.0
+                if buffer.written and any(kind_of(one) == kind for one in tensors if one is not tensor):
+                    tensor.view(-1)[0] += 1.0 + tensor.abs().max()
 
         return broken
 
+    def kind_of(tensor: torch.Tensor) -> str:
+        largest = float(tensor.abs().max())
+        ones = bool(((tensor == 0) | (tensor == 1)).all())
+        return "one-hot" if ones else "large" if largest > 20 else "tiny" if largest < 0.01 else "normal"
+
     monkeypatch.setattr(search, "back_of", lambda device: (replace(honest, prepare=prepare), ""))
     damaged = Search(graph, known, CPU, 60, quick=True).run()
-    assert checks[0] == ("normal",) and damaged.program is None
+    assert checks[0] == verify.KINDS and damaged.program is None
 
 
 def test_a_search_that_was_cut_short_is_no_last_word(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,12 +360,33 @@ def test_a_planted_wrong_kernel_is_refused_and_eager_stays(
 
 
 def test_a_missing_compiler_leaves_torch_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, tensors: list[torch.Tensor]
+    monkeypatch: pytest.MonkeyPatch, tensors: list[torch.Tensor], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(search, "back_of", lambda device: (None, "no C++ compiler on this machine"))
-    g = _mlp()
-    g.superoptimize(sizes={"b": 4})
-    assert "no C++ compiler" in g.explain() and g(*tensors)[0].shape == (4, 48)
+    """Once, however many graphs are searched: torch.compile has one for every region of a model."""
+    said: list[str] = []
+    monkeypatch.setattr(search.log, "warning", lambda text, *args: said.append(text % args))
+    monkeypatch.setattr(back, "_pool", lambda cache, level: None)
+    search._say_once.cache_clear()
+    with settings.use(compiler="a-compiler-that-is-not-here", cache_dir=str(tmp_path)):
+        for _ in range(2):
+            g = _mlp()
+            g.superoptimize(sizes={"b": 4})
+            assert "a-compiler-that-is-not-here" in g.explain() and g(*tensors)[0].shape == (4, 48)
+        compiled = torch.compile(lambda x: torch.tanh(x * 3) + 1, backend=compile_graph)
+        x = torch.randn(3, 5)
+        torch.testing.assert_close(compiled(x), torch.tanh(x * 3) + 1)
+    assert len(said) == 1 and "through torch" in said[0] and "a-compiler-that-is-not-here" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("no_triton", "said"),
+    [("Triton is not installed: pip install triton", "Triton is not installed"), ("", "no emitter for such a device")],
+)
+def test_a_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch, no_triton: str, said: str) -> None:
+    caps = Caps(("float32",), ("float32",), None, no_triton=no_triton)
+    monkeypatch.setattr(backs, "locate", lambda device: (SimpleNamespace(caps=lambda index: caps), 0))
+    back, why = backs.back_of(torch.device("cuda:0"))
+    assert back is None and said in why and "cuda:0" in why
 
 
 def test_a_norms_weight_may_come_second() -> None:

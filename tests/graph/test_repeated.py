@@ -41,6 +41,15 @@ def test_the_numbers_come_again_and_again(how: str, dtype: torch.dtype) -> None:
     assert made.data_ptr() % 64 == 0
 
 
+@pytest.mark.parametrize("blocks", [0.5, 1, 3.01])
+def test_numbers_are_replaced(how: str, blocks: float) -> None:
+    few = _few(torch.float32)
+    made = repeated.repeated(few, int(blocks * few.numel()))
+    for numbers in (few * 2 + 1, few * 2 + 1, -few):
+        repeated.refill(made, numbers)
+        assert torch.equal(made, numbers.repeat(4)[: made.numel()])
+
+
 def test_other_counts_are_refused() -> None:
     with pytest.raises(ValueError, match="few has 8 numbers, not"):
         repeated.repeated(torch.ones(8), 100)
@@ -102,7 +111,7 @@ def _gated() -> Graph:
 
 def test_long_inputs_share_memory_and_differ(how: str) -> None:
     graph = _gated()
-    x, gate, up = verify.quick_example(graph, {}, CPU)
+    _, (x, gate, up) = next(verify.quick_examples(graph, {}, CPU))
     assert [tuple(one.shape) for one in (x, gate, up)] == [(2, 600), (600, 900), (600, 900)]
     assert gate.untyped_storage().data_ptr() == up.untyped_storage().data_ptr()
     assert not torch.equal(gate, up) and all(one.is_contiguous() for one in (x, gate, up))
@@ -147,6 +156,6 @@ def test_elsewhere_few_numbers_are_sent_and_repeated(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "randn", counted)
     monkeypatch.setattr(verify, "_home_of_random_numbers", lambda device: CPU)
-    found = verify.quick_example(graph, {}, torch.device("meta"))
+    _, found = next(verify.quick_examples(graph, {}, torch.device("meta")))
     assert [list(one.shape) for one in found] == [[1024, 1024], [1024]] and all(one.is_meta for one in found)
     assert drawn == [repeated.period(torch.float32), 1024]

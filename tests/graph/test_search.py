@@ -12,6 +12,8 @@ import torch
 from anytorch.graph import search
 from anytorch.graph.clock import CALLED_ROUNDS, Clock
 from anytorch.graph.emit.schedule import Schedule
+from anytorch.graph.ir import Builder
+from anytorch.graph.lower import lowered
 from anytorch.graph.partition import partition
 from anytorch.graph.search import AT_ONCE, Search
 from tests.graph.cases import CASES
@@ -75,3 +77,32 @@ def test_calls_are_timed_in_turns_where_a_device_records(monkeypatch: pytest.Mon
     monkeypatch.setattr(clock, "plain", replace(clock.plain, seconds=seconds))
     assert clock.times_when_called({"ours": lambda: "ours"}, lambda: "eager") == {"ours": pytest.approx(3)}
     assert called[-2 * CALLED_ROUNDS :] == ["ours", "eager"] * CALLED_ROUNDS
+
+
+def test_a_program_whose_kernels_are_too_slow_already_is_not_finished(
+    few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its whole would be checked on four kinds of inputs and timed, to lose."""
+    monkeypatch.setattr(search, "HOPELESS", 0.0)
+    monkeypatch.setattr(search.verify, "check", lambda *args, **more: pytest.fail("it was checked"))
+    graph, known = CASES["gated mlp"]()
+    found = search.Search(graph, known, CPU, 60, quick=True).run()
+    assert found.program is None and found.verdict is not None and found.verdict.chosen == search.EAGER
+    refused = [one.refused for one in found.verdict.trials if one.name != search.EAGER]
+    assert refused and all("kernels take" in one and "eager torch takes" in one for one in refused)
+
+
+def test_a_planted_wrong_rewrite_is_refused_before_anything_is_compiled(
+    few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate and the up projection swapped: another function, by a graph that would pass every look at its code."""
+    graph, known = CASES["gated mlp"]()
+    b = Builder()
+    x, gate, up = b.input((3, 64), "float32"), b.input((64, 40), "float32"), b.input((64, 40), "float32")
+    swapped = b.graph([b.add("mul", b.add("matmul", x, gate), b.add("silu", b.add("matmul", x, up)))])
+    monkeypatch.setattr(search, "variants", lambda asked, back: iter([search.Variant("swapped", lowered(swapped))]))
+    monkeypatch.setattr(search.Search, "_built", lambda *args: pytest.fail("it was compiled"))
+    found = search.Search(graph, known, CPU, 60).run()
+    assert found.program is None and found.verdict is not None and found.verdict.chosen == search.EAGER
+    (refused,) = (one.refused for one in found.verdict.trials if one.name == "swapped")
+    assert "another function" in refused

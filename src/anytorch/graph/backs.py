@@ -53,9 +53,10 @@ def back_of(device: torch.device) -> tuple[Back | None, str]:
     if device.type == "cpu":
         return _cpp()
     backend, index = locate(device)
-    if backend.caps(index).triton:
+    caps = backend.caps(index)
+    if caps.triton:
         return _triton(device)
-    return None, f"kernels are not generated for {device.type} yet"
+    return None, f"no kernels for {device}: {caps.no_triton or 'there is no emitter for such a device yet'}"
 
 
 def _triton(device: torch.device) -> tuple[Back | None, str]:

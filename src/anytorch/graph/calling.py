@@ -58,13 +58,11 @@ def call(owner: KernelGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tens
         check_inputs(owner.graph, tensors, owner.device(tensors))
         known = reference.sizes_of(owner.graph, tensors)
         found = owner._found.get(_key(known, tensors[0].device if tensors else torch.device("cpu")))
-        if found is None or found.program is None:
-            return _own(reference.evaluate(owner.graph, tensors), tensors)
-        program = found.program
+        program = owner.plain if found is None or found.program is None else found.program
         if key and len(owner._ready) < MOST_READY:
             owner._ready[key] = program  # inputs like these need not be looked at again
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return _own(reference.evaluate(owner.graph, tensors), tensors)  # kernels have no gradients; torch's own ops do
+        program = owner.plain  # kernels have no gradients; torch's own ops do
     return _own([tensor.contiguous() for tensor in program(tensors)], tensors)
 
 
@@ -131,8 +129,6 @@ def superoptimize(
         )
     with progress(verbose, time_limit_s) as tell:
         found = records.searched(Search(graph, known, device, time_limit_s, tell))
-    if found.why:
-        log.warning("the graph runs op by op through torch: %s", found.why)
     owner._found[_key(known, device)] = found
     owner._ready.clear()
 

@@ -41,6 +41,7 @@ MOST_SIZES = 1024  # kinds of inputs that a region remembers its program for
 LEAST_OPS = 2  # of a region that is worth a kernel
 # Times the setting `measure_s`: what the search of one region may take, that of all a model's, and what is no time for one.
 SEARCH, WHOLE, LEAST = 10, 20, 0.3
+SAID_AFTER_S = 5.0  # of searching for one model: then people are told what they wait for
 
 
 class Patience:
@@ -52,6 +53,7 @@ class Patience:
     def __init__(self) -> None:
         self._unit_s = float(settings.get("measure_s"))
         self._left_s = WHOLE * self._unit_s
+        self._said = False
 
     @property
     def region_s(self) -> float:
@@ -61,7 +63,11 @@ class Patience:
 
     @contextmanager
     def spent(self) -> Iterator[None]:
-        began = time.perf_counter()
+        began, used_s = time.perf_counter(), WHOLE * self._unit_s - self._left_s
+        if used_s > SAID_AFTER_S and not self._said:
+            self._said = True
+            words = "torch.compile: kernels of this model are searched, for %.0f s at most; what is found is remembered"
+            log.warning(words, self._left_s)
         try:
             yield
         finally:
@@ -130,7 +136,8 @@ def with_regions(
             inner = getattr(made, node.target)
             try:
                 graph = traced(inner)
-                if sum(one.kind not in ("input", "view") for _, one in graph) < least:
+                # Of nothing but positions and constants there are no sizes and no device to search for.
+                if not graph.inputs or sum(one.kind not in ("input", "view") for _, one in graph) < least:
                     continue
                 setattr(made, node.target, Region(inner, graph, patience))
                 settle(inner)
@@ -186,7 +193,10 @@ def joined(module: GraphModule, partitions: Sequence[Partition]) -> list[Partiti
 def _laid_out(tensor: torch.Tensor, stride: Sequence[Any]) -> torch.Tensor:
     if tensor.stride() == stride or any(not isinstance(step, int) for step in stride):
         return tensor
-    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    # An element that is seen along a whole dimension (stride 0) is stored once.
+    few = tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)]
+    laid = torch.empty_strided(few.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(few)
+    return laid.expand(tensor.shape)
 
 
 COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten.lift_fresh_copy.default)

@@ -111,6 +111,7 @@ class KernelGraph:
         self._outputs: list[int] = []
         self._found: dict[tuple[Any, ...], Found] = {}
         self._ready: dict[tuple[Any, ...], Program] = {}  # by what was looked at of the inputs
+        self._plain: Program | None = None
         self._device: torch.device | None = None
 
     # --- building ------------------------------------------------------------------------------------------------------
@@ -139,6 +140,7 @@ class KernelGraph:
                 hint="permute the value first",
             )
         self._outputs.append(tensor.number)
+        self._plain = None
         self._found.clear()
         self._ready.clear()
 
@@ -349,6 +351,15 @@ class KernelGraph:
         if not self._outputs:
             raise GraphError("the graph has no outputs", hint="call mark_output(tensor) first")
         return self._builder.graph(self._outputs)
+
+    @property
+    def plain(self) -> Program:
+        """The graph as it is now, op by op through torch."""
+        from anytorch.graph.program import all_by_torch
+
+        if self._plain is None:
+            self._plain = all_by_torch(self.graph)
+        return self._plain
 
     def __call__(
         self, *tensors: torch.Tensor, inputs: Sequence[torch.Tensor] | None = None, stream: Any = None

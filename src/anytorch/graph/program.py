@@ -12,8 +12,9 @@ import torch
 from anytorch.graph import reference
 from anytorch.graph.back.cpp import Launch
 from anytorch.graph.handwritten import ByHand, ready_for
+from anytorch.graph.ir import Graph
 from anytorch.graph.loops import Kernel
-from anytorch.graph.partition import Group, Partition, shown, sources
+from anytorch.graph.partition import Group, Partition, partition, shown, sources
 from anytorch.graph.sizes import shape_at
 
 MOST_PLANS = 1024  # kinds of inputs that a program remembers its plan for
@@ -52,6 +53,7 @@ class _Plan:
 class Program:
     def __init__(self, partition: Partition, steps: Sequence[Step]) -> None:
         self.partition, self.steps = partition, tuple(steps)
+        self._dense = any(step.ours for step in self.steps)  # torch's own ops take tensors as they lie in memory
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         graph = partition.graph
         # After which step a stored node is needed no more.
@@ -82,7 +84,9 @@ class Program:
             # What it keeps is used by calls with and without gradients alike.
             with torch.inference_mode(False), torch.no_grad():
                 plan = self._plans[key] = self._planned(known, device)
-        values = {number: tensor.contiguous() for number, tensor in zip(plan.inputs, tensors, strict=True)}
+        values = dict(zip(plan.inputs, tensors, strict=True))
+        if self._dense:
+            values = {number: tensor.contiguous() for number, tensor in values.items()}
         for turn, drops in zip(plan.turns, self._drops, strict=True):
             turn(values, poison)
             for number in drops:
@@ -137,9 +141,12 @@ class Program:
         compute = reference.prepared(node, known, reference.dtype_named(node.dtype), device)
 
         def by_torch(values: Values, poison: bool) -> None:
+            values[number] = compute(*[read(values) for read in reads])
+
+        def dense_by_torch(values: Values, poison: bool) -> None:
             values[number] = compute(*[read(values) for read in reads]).contiguous()
 
-        return by_torch
+        return dense_by_torch if self._dense else by_torch
 
     def _reader(
         self, number: int, stored: Set[int], known: dict[str, int], device: torch.device, given_away: bool = False
@@ -160,3 +167,9 @@ class Program:
             (only,) = reads
             return lambda values: compute(only(values))
         return lambda values: compute(*[read(values) for read in reads])
+
+
+def all_by_torch(graph: Graph) -> Program:
+    """The graph op by op through torch, for any sizes: `reference.evaluate` for who calls it again and again."""
+    cut = partition(graph, {}, range(len(graph.nodes)))
+    return Program(cut, [Step(group) for group in cut.groups])

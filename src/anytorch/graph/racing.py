@@ -6,18 +6,19 @@ remain become graphs with nodes for these kernels: one with all of them, and one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from anytorch.errors import WrongAnswer
-from anytorch.graph import handwritten, reference, verify
+from anytorch.graph import handwritten, verify
 from anytorch.graph.clock import Clock
 from anytorch.graph.handwritten import Handwritten, Site
 from anytorch.graph.ir import Graph
 from anytorch.graph.patterns import PREFIX
+from anytorch.graph.program import all_by_torch
 from anytorch.measured.engine import Candidate, Ready, measure
 from anytorch.measured.store import recall, remember
 from anytorch.measured.verdict import Question, Verdict, fastest
@@ -27,8 +28,6 @@ NOISE = 0.0  # what a kernel must gain on torch, whose op may be a kernel of our
 MOST_PLACES = 24  # that are raced in one graph; those that are alike are raced once
 MOST_KINDS = 3  # that get a program of their own beside the one with all
 
-Error = Callable[..., float]  # of (answers, truths=, eager=)
-
 
 def race(
     site: Site,
@@ -36,7 +35,6 @@ def race(
     device: torch.device,
     asked: Question,
     clock: Clock,
-    error: Error,
     left_s: float,
 ) -> Verdict:
     """The kernels of a place and torch, on the same inputs: the verdict that is remembered, or a new one."""
@@ -46,16 +44,16 @@ def race(
         return verdict
     part = site.part.graph
     inputs = verify.example(part, known, "normal", device)
-    truths, eager = reference.evaluate(part, inputs, exact=True), reference.evaluate(part, inputs)
+    judge = verify.Judge(part, inputs)
     sets = clock.copies(inputs)
 
     def by_torch() -> Ready:
-        timed = partial(clock.timed, [partial(reference.evaluate, part, one) for one in sets])
-        return Ready(partial(reference.evaluate, part, inputs), timed=timed)
+        run = all_by_torch(part)
+        return Ready(partial(run, inputs), timed=partial(clock.timed, [partial(run, one) for one in sets]))
 
     def by_hand(kernel: Handwritten) -> Ready:
         run = handwritten.ready(kernel, site.part, known, device)
-        (like,) = eager
+        (like,) = judge.eager
         out = torch.empty_like(like, memory_format=torch.contiguous_format)
 
         def answer() -> list[torch.Tensor]:
@@ -74,7 +72,7 @@ def race(
     verdict = measure(
         asked,
         candidates,
-        partial(error, truths=truths, eager=eager),
+        judge,
         most_error=verify.TIMES_EAGER,
         stopwatch=clock.stopwatch,
         budget_s=max(1.0, left_s / 3),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,7 +90,7 @@ def evaluate(graph: Graph, tensors: Sequence[torch.Tensor], *, exact: bool = Fal
         if node.op == "input":
             value = given[number].to(device, dtype)
         else:
-            value = compute(node, [values[arg] for arg in node.args], known, dtype, device)
+            value = prepared(node, known, dtype, device)(*[values[arg] for arg in node.args])
         values.append(value)
         for arg in node.args:
             if last_use[arg] == number and arg not in graph.outputs:
@@ -101,50 +102,43 @@ def _wide(name: str) -> torch.dtype:
     return torch.float64 if name in ops.FLOATS else dtype_named(name)
 
 
-def compute(
-    node: Node, args: Sequence[torch.Tensor], known: Sizes, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """One node's value, with the dtype it is to have."""
+def prepared(node: Node, known: Sizes, dtype: torch.dtype, device: torch.device) -> Compute:
+    """How torch computes a node of its arguments, with the dtype it is to have: what is called often does not ask again
+    what the node is."""
     op = node.op
     if op == "constant":
-        return torch.tensor(at(node["value"], known), dtype=dtype, device=device)
+        return lambda: torch.tensor(at(node["value"], known), dtype=dtype, device=device)
     if op == "iota":
-        shape, dim = shape_at(node["shape"], known), node["dim"]
-        steps = torch.arange(shape[dim], dtype=dtype, device=device)
-        return steps.reshape([-1 if place == dim else 1 for place in range(len(shape))]).expand(shape)
-    if op in ops.UNARY:
-        whole = dtype.is_floating_point and not args[0].dtype.is_floating_point
-        found = UNARY.get(op) or getattr(torch, op)
-        return found(args[0].to(dtype) if whole else args[0])
-    if op in (*ops.BINARY, *ops.COMPARISONS, *ops.LOGICAL):
-        both: Compute = BINARY.get(op) or getattr(torch, op)
-        return both(*args).to(dtype)
-    if op == "where":
-        return torch.where(args[0], args[1], args[2]).to(dtype)
-    if op in ("cast", "store"):
-        return args[0].to(dtype)
-    if op == "reduce":
-        return _reduced(node, args[0]).to(dtype)
-    if op == "matmul":
-        return torch.matmul(*args)
-    if op == "concat":
-        return torch.cat([arg.to(dtype) for arg in args], node["dim"])
-    if op == "embedding":
-        return F.embedding(args[1], args[0])
-    return COMPOSITES[op](node, known, *args).to(dtype)
-
-
-def prepared(node: Node, known: Sizes, dtype: torch.dtype, device: torch.device) -> Compute:
-    """`compute` with all but the arguments decided: a program that is called often does not ask again what a node is."""
-    if node.op in ("permute", "expand", "reshape"):
-        given = tuple(node["dims"]) if node.op == "permute" else shape_at(node["shape"], known)
-        return operator.methodcaller(node.op, given)
-    if node.op == "slice":
+        return partial(_positions, shape_at(node["shape"], known), node["dim"], dtype, device)
+    if op in ("permute", "expand", "reshape"):
+        given = tuple(node["dims"]) if op == "permute" else shape_at(node["shape"], known)
+        return operator.methodcaller(op, given)
+    if op == "slice":
         start, stop = at(node["start"], known), at(node["stop"], known)
         return operator.methodcaller("narrow", node["dim"], start, stop - start)
-    if node.op == "matmul":
+    if op == "matmul":
         return torch.matmul
-    return lambda *args: compute(node, args, known, dtype, device)
+    if op in ops.UNARY:
+        change: Compute = UNARY.get(op) or getattr(torch, op)
+        if not dtype.is_floating_point:
+            return change
+        return lambda x: change(x if x.is_floating_point() else x.to(dtype))
+    if op in (*ops.BINARY, *ops.COMPARISONS, *ops.LOGICAL):
+        both: Compute = BINARY.get(op) or getattr(torch, op)
+        return lambda x, y: made if (made := both(x, y)).dtype == dtype else made.to(dtype)
+    if op in ("cast", "store"):
+        return operator.methodcaller("to", dtype)
+    if op == "concat":
+        return lambda *parts: torch.cat([part.to(dtype) for part in parts], node["dim"])
+    if op == "embedding":
+        return lambda table, ids: F.embedding(ids, table)
+    other = OTHERS[op]
+    return lambda *args: made if (made := other(node, *args)).dtype == dtype else made.to(dtype)
+
+
+def _positions(shape: Sequence[int], dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    steps = torch.arange(shape[dim], dtype=dtype, device=device)
+    return steps.reshape([-1 if place == dim else 1 for place in range(len(shape))]).expand(shape)
 
 
 def _reduced(node: Node, x: torch.Tensor) -> torch.Tensor:
@@ -154,19 +148,7 @@ def _reduced(node: Node, x: torch.Tensor) -> torch.Tensor:
     return (torch.amax if how == "max" else torch.amin)(x, dims, keepdim=keep)
 
 
-def _view(name: str) -> Compute:
-    def view(node: Node, known: Sizes, x: torch.Tensor) -> torch.Tensor:
-        if name == "permute":
-            return x.permute(node["dims"])
-        if name == "slice":
-            start, stop = at(node["start"], known), at(node["stop"], known)
-            return x.narrow(node["dim"], start, stop - start)
-        return getattr(x, name)(shape_at(node["shape"], known))  # type: ignore[no-any-return]
-
-    return view
-
-
-def _norm(node: Node, known: Sizes, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+def _norm(node: Node, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
     over = list(x.shape[x.dim() - node["rank"] :])
     if node.op == "rms_norm":
         return F.rms_norm(x, over, rest[0] if rest else None, node["eps"])
@@ -174,7 +156,7 @@ def _norm(node: Node, known: Sizes, x: torch.Tensor, *rest: torch.Tensor) -> tor
     return F.layer_norm(x, over, weight, bias, node["eps"])
 
 
-def _rope(node: Node, known: Sizes, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rope(node: Node, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     if node["interleaved"]:
         first, second = x[..., ::2], x[..., 1::2]
         return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)
@@ -203,9 +185,7 @@ def attention_mask(node: Node, q: torch.Tensor, k: torch.Tensor, *rest: torch.Te
     return mask & keep if mask.dtype == torch.bool else mask.masked_fill(~keep, -math.inf)
 
 
-def _attention(
-    node: Node, known: Sizes, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor
-) -> torch.Tensor:
+def _attention(node: Node, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
     mask = attention_mask(node, q, k, *rest)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
@@ -213,9 +193,10 @@ def _attention(
     return F.scaled_dot_product_attention(q, k, v, mask, scale=node["scale"], enable_gqa=grouped)
 
 
-COMPOSITES: dict[str, Compute] = {
-    **{name: _view(name) for name in ("permute", "reshape", "expand", "slice")},
-    "softmax": lambda node, known, x: torch.softmax(x, node["dim"]),
+OTHERS: dict[str, Compute] = {
+    "where": lambda node, condition, x, y: torch.where(condition, x, y),
+    "reduce": _reduced,
+    "softmax": lambda node, x: torch.softmax(x, node["dim"]),
     "rms_norm": _norm,
     "layer_norm": _norm,
     "rope": _rope,

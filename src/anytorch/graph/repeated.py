@@ -43,6 +43,16 @@ def repeated(few: torch.Tensor, count: int) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=few.dtype, count=count)
 
 
+def refill(made: torch.Tensor, few: torch.Tensor) -> None:
+    """Put other numbers in place of those that `repeated` made this tensor of."""
+    count = few.numel()
+    for start in range(0, made.numel(), count):
+        part = made[start : start + count]
+        if start == count and torch.equal(part, few[: part.numel()]):
+            return  # mapped: the first block shows in all of them
+        part.copy_(few[: part.numel()])
+
+
 def _mapped(block: bytes, times: int) -> Any:
     """A buffer that shows the block so many times, one after another; None where that cannot be had."""
     if not hasattr(os, "memfd_create") or times > MOST_TIMES:

@@ -2,47 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from anytorch.errors import GraphError
 from anytorch.graph.ir import Builder, Graph
-from anytorch.graph.sizes import Size, SizeLike
+from anytorch.graph.sizes import Shape, Size, SizeLike
 
 LARGE = 24  # sizes beyond this are made smaller
 TARGETS = (6, 10, 14, 9, 15, 21)  # what they become: even and odd ones, all different
+TRIES = 64
 
 
 def shrunk(*graphs: Graph) -> tuple[Graph, ...]:
     """The same graphs with smaller sizes where that is possible; equal sizes stay equal.
 
     A size that is made of others by reshaping (4096 = 32 x 128) becomes the product of what they become. Where the rules
-    of an op refuse the small sizes, that size stays as it is.
+    of an op refuse the small sizes, as few as possible stay as they are.
     """
     sizes = sorted({size for graph in graphs for _, node in graph for size in node.shape if isinstance(size, int)})
-    mapping: dict[int, int] = {}
-    fixed: set[int] = set()
-    for size in sizes:
-        if size <= LARGE:
-            continue
-        mapping[size] = _factored(size, mapping) or TARGETS[len(mapping) % len(TARGETS)]
-        if not all(_fits(graph, mapping) for graph in graphs):
-            # Perhaps it fits only together with a larger one: those are tried below with all of them.
-            fixed.add(size)
-    if fixed and not all(_fits(graph, mapping) for graph in graphs):
-        mapping = {size: new for size, new in mapping.items() if size not in fixed}
-    if not all(_fits(graph, mapping) for graph in graphs):
-        return graphs
+    sizes = [size for size in sizes if size > LARGE]
+    reshapes = {
+        (graph.nodes[node.args[0]].shape, node.shape) for graph in graphs for _, node in graph if node.op == "reshape"
+    }
+    for mapping in islice(_mappings(sizes, reshapes, {}), TRIES):
+        if all(_fits(graph, mapping) for graph in graphs):
+            break
+    else:  # one after another, those that fit without what larger ones may become
+        mapping = {}
+        for size in sizes:
+            ways = ({**mapping, size: new} for new in _ways(size, mapping))
+            mapping = next((one for one in ways if all(_fits(graph, one) for graph in graphs)), mapping)
     return tuple(_mapped(graph, mapping) for graph in graphs)
 
 
-def _factored(size: int, mapping: Mapping[int, int]) -> int | None:
-    """The product of two sizes that were mapped, where this one is the product of them."""
-    for one, new in mapping.items():
-        rest = size // one
-        if size % one == 0 and rest > 1:
-            return new * mapping.get(rest, rest)
-    return None
+def _mappings(
+    sizes: Sequence[int], reshapes: Iterable[tuple[Shape, Shape]], mapping: Mapping[int, int]
+) -> Iterator[Mapping[int, int]]:
+    """What all sizes may become together, so that no reshape changes the number of elements."""
+    if not sizes:
+        yield mapping
+        return
+    for new in _ways(sizes[0], mapping):
+        more = {**mapping, sizes[0]: new}
+        if all(
+            _count(before, more) == _count(after, more) or None in (_count(before, more), _count(after, more))
+            for before, after in reshapes
+        ):
+            yield from _mappings(sizes[1:], reshapes, more)
+
+
+def _count(shape: Shape, mapping: Mapping[int, int]) -> int | None:
+    """The elements of a shape when it is small; None while that is not known."""
+    if not all(isinstance(size, int) and (size <= LARGE or size in mapping) for size in shape):
+        return None
+    return math.prod(mapping.get(size, size) for size in shape if isinstance(size, int))
+
+
+def _ways(size: int, mapping: Mapping[int, int]) -> Iterable[int]:
+    """What a size may become: products of two others, where it is the product of them, or something new."""
+    made = [
+        new * mapping.get(size // one, size // one) for one, new in mapping.items() if size % one == 0 and size > one
+    ]
+    return dict.fromkeys([*made, TARGETS[len(mapping) % len(TARGETS)]])
 
 
 def _fits(graph: Graph, mapping: Mapping[int, int]) -> bool:

@@ -113,7 +113,8 @@ def _permute(one: Tracer, node: FxNode, x: Any, dims: Sequence[int]) -> int:
 
 def _transpose(one: Tracer, node: FxNode, x: Any, a: int, b: int) -> int:
     order = list(range(len(one.shape(x))))
-    order[a], order[b] = order[b], order[a]
+    if order:  # a single number has no dimensions, and torch takes 0 and -1 for it
+        order[a], order[b] = order[b], order[a]
     return one.b.add("permute", one.operand(x), dims=tuple(order))
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 
 import torch
 
@@ -22,7 +22,7 @@ from anytorch.errors import WrongAnswer
 from anytorch.graph import reference
 from anytorch.graph.ir import Graph, Node
 from anytorch.graph.ops import FLOATS
-from anytorch.graph.repeated import period, repeated
+from anytorch.graph.repeated import period, refill, repeated
 from anytorch.graph.sizes import shape_at
 
 TIMES_EAGER = 8.0  # of the largest error of eager torch
@@ -32,8 +32,12 @@ UNIT = (
 )
 SHAKEN = 4.0  # of what one rounding of every input changes the exact result by
 PERIOD = 65521
+MOST_KEPT = 1 << 28  # bytes of the truth of one kind of inputs that waits for the next program
 APART = 997 * 64  # elements between the beginnings of inputs that share memory: a multiple of a cache line
 KINDS = ("normal", "large", "tiny", "one-hot")
+# Products of wide rows grow with the root of their length: this keeps half precision finite.
+SCALES = {"normal": 1.0, "large": 30.0, "tiny": 1e-4}
+ONE_IN = 64  # numbers is a one, where rows are not known
 Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
@@ -62,9 +66,7 @@ def _tensor(
             where = torch.randint(0, shape[-1], (*shape[:-1], 1), generator=generator, device=home)
             tensor.scatter_(-1, where, 1.0)
     else:
-        # Products of wide rows grow with the root of their length: this keeps half precision finite.
-        scale = {"normal": 1.0, "large": 30.0, "tiny": 1e-4}[kind]
-        tensor = torch.randn(shape, generator=generator, device=home) * scale
+        tensor = torch.randn(shape, generator=generator, device=home) * SCALES[kind]
     return tensor.to(device=device, dtype=dtype)
 
 
@@ -78,48 +80,58 @@ def _home_of_random_numbers(device: torch.device) -> torch.device:
     return device
 
 
-def quick_example(graph: Graph, known: Mapping[str, int], device: torch.device) -> list[torch.Tensor]:
-    """Inputs that are made fast: long ones repeat a few random numbers. On the CPU they are parts of one tensor."""
+def quick_examples(
+    graph: Graph, known: Mapping[str, int], device: torch.device
+) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """Inputs of every kind that are made fast: long ones repeat a few numbers, and hold those of the next kind after it.
+
+    On the CPU they are parts of one tensor.
+    """
     nodes = [graph.nodes[number] for number in graph.inputs]
     counts = [math.prod(shape_at(node.shape, known)) for node in nodes]
-    if device.type != "cpu":
-        return [_repeated_there(graph, known, place, device) for place in range(len(nodes))]
+    few = {node.dtype: period(reference.dtype_named(node.dtype)) for node in nodes if node.dtype in FLOATS}
+    long = [node.dtype in few and count > few[node.dtype] for node, count in zip(nodes, counts, strict=True)]
     shared: dict[str, torch.Tensor] = {}  # by dtype: each long input begins elsewhere in it
-    for dtype in {node.dtype for node in nodes if node.dtype in FLOATS}:
-        few = period(reference.dtype_named(dtype))
-        ends = [
-            place * APART + count
-            for place, (node, count) in enumerate(zip(nodes, counts, strict=True))
-            if node.dtype == dtype and count > few
-        ]
-        if ends:
-            numbers = torch.randn(few, generator=torch.Generator().manual_seed(0))
-            shared[dtype] = repeated(numbers.to(reference.dtype_named(dtype)), max(ends))
-    made = []
-    for place, (node, count) in enumerate(zip(nodes, counts, strict=True)):
-        if node.dtype not in shared or count <= period(reference.dtype_named(node.dtype)):
-            made.append(_tensor(graph, known, node, place, "normal", device, 0))
-        else:
-            made.append(shared[node.dtype][place * APART :][:count].view(shape_at(node.shape, known)))
-    return made
+    for kind in KINDS:
+        made = []
+        for dtype in {
+            node.dtype for node, is_long in zip(nodes, long, strict=True) if is_long and device.type == "cpu"
+        }:
+            numbers = _few_numbers(few[dtype], kind, 0).to(reference.dtype_named(dtype))
+            if dtype in shared:
+                refill(shared[dtype], numbers)
+                continue
+            ends = [
+                place * APART + count
+                for place, (node, count) in enumerate(zip(nodes, counts, strict=True))
+                if node.dtype == dtype and long[place]
+            ]
+            shared[dtype] = repeated(numbers, max(ends))
+        for place, (node, count) in enumerate(zip(nodes, counts, strict=True)):
+            shape = shape_at(node.shape, known)
+            if not long[place]:
+                made.append(_tensor(graph, known, node, place, kind, device, 0))
+            elif device.type == "cpu":
+                made.append(shared[node.dtype][place * APART :][:count].view(shape))
+            else:  # not all devices have random numbers of their own: a few are sent there
+                numbers = _few_numbers(few[node.dtype], kind, place).to(reference.dtype_named(node.dtype)).to(device)
+                made.append(numbers.repeat(-(-count // len(numbers)))[:count].view(shape))
+        yield kind, made
 
 
-def _repeated_there(graph: Graph, known: Mapping[str, int], place: int, device: torch.device) -> torch.Tensor:
-    """An input on another device. Not all have random numbers of their own: a few are sent there."""
-    node = graph.nodes[graph.inputs[place]]
-    shape, dtype = shape_at(node.shape, known), reference.dtype_named(node.dtype)
-    count, few = math.prod(shape), period(dtype)
-    if node.dtype not in FLOATS or count <= few:
-        return _tensor(graph, known, node, place, "normal", device, 0)
-    numbers = torch.randn(few, generator=torch.Generator().manual_seed(place)).to(dtype).to(device)
-    return numbers.repeat(-(-count // few))[:count].view(shape)
+def _few_numbers(count: int, kind: str, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "one-hot":  # rows are not known here: single ones among zeros
+        return (torch.randint(0, ONE_IN, (count,), generator=generator) == 0).float()
+    return torch.randn(count, generator=generator) * SCALES[kind]
 
 
 def digest(run: Run, graph: Graph, known: Mapping[str, int], device: torch.device) -> str:
-    """What a program computes of `quick_example`, in short: the same bits give the same digest."""
+    """What a program computes of `quick_examples`, in short: the same bits give the same digest."""
     found = hashlib.blake2b(digest_size=16)
-    for tensor in run(quick_example(graph, known, device)):
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    for _, inputs in quick_examples(graph, known, device):
+        for tensor in run(inputs):
+            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
@@ -130,43 +142,90 @@ def _least_table(graph: Graph, known: Mapping[str, int]) -> int:
 
 def errors(found: torch.Tensor, truth: torch.Tensor) -> float:
     """The largest difference, where the truth is a number. Not-a-number where a number is due is infinitely wrong."""
-    found, asked = found.detach().cpu().double(), truth.isfinite()
-    if not bool(asked.any()):
+    if not truth.numel():
         return 0.0
-    difference = (found[asked] - truth[asked]).abs()
-    return float(difference.max()) if bool(difference.isfinite().all()) else float("inf")
+    worst = float(_where_known((found.detach().cpu().double() - truth).abs_(), truth).max())  # NaN if one of them is
+    return worst if math.isfinite(worst) else math.inf
+
+
+def _where_known(values: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """The values, with 0 where the truth is no number. (Picking those where it is one takes torch ten times as long.)"""
+    known = truth.isfinite()
+    return values if bool(known.all()) else values.masked_fill(~known, 0.0)
+
+
+class Judge:
+    """What a graph's results are on some inputs, and how far off each may be. It serves all programs for the graph."""
+
+    def __init__(self, graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
+        self.truths = reference.evaluate(graph, inputs, exact=True)
+        self.eager = reference.evaluate(graph, inputs)
+        self._allowed = [
+            TIMES_EAGER * errors(plain, truth) + rounding(plain, truth) if plain.is_floating_point() else 0.0
+            for plain, truth in zip(self.eager, self.truths, strict=True)
+        ]
+        self._shaken: list[torch.Tensor] | None = None
+
+    def __call__(
+        self, answers: Sequence[torch.Tensor], shaken: Callable[[], list[torch.Tensor]] | None = None
+    ) -> float:
+        """How many times eager torch's error the answers' is, at the most. Raises WrongAnswer beyond the bound.
+
+        `shaken` gives the truth for inputs that are off by one rounding: asked once, where the bound is exceeded.
+        """
+        worst = 0.0
+        for place, (answer, truth, plain) in enumerate(zip(answers, self.truths, self.eager, strict=True)):
+            if answer.shape != truth.shape or answer.dtype != plain.dtype:
+                raise WrongAnswer(f"output {place} is {answer.dtype}{list(answer.shape)}")
+            if not answer.is_floating_point():
+                if not torch.equal(answer.cpu(), plain.cpu()):
+                    raise WrongAnswer(f"output {place}, of whole numbers, differs")
+                continue
+            own, allowed = errors(answer, truth), self._allowed[place]
+            if not own <= allowed and shaken is not None:
+                self._shaken = self._shaken or shaken()
+                allowed += SHAKEN * errors(self._shaken[place], truth)
+            if not own <= allowed:
+                raise WrongAnswer(f"output {place} is off by {own:.3g}; {allowed:.3g} is allowed")
+            worst = max(worst, own / allowed * TIMES_EAGER if allowed else 0.0)
+        return worst
 
 
 def check(
-    graph: Graph, known: Mapping[str, int], run: Run, device: torch.device, kinds: Sequence[str] = KINDS
+    graph: Graph,
+    known: Mapping[str, int],
+    run: Run,
+    device: torch.device,
+    kinds: Sequence[str] = KINDS,
+    judges: dict[str, Judge] | None = None,
 ) -> float:
-    """How many times eager torch's error the program's is, at the most. Raises WrongAnswer beyond the bound."""
+    """How many times eager torch's error the program's is, at the most. Raises WrongAnswer beyond the bound.
+
+    Who checks several programs for a graph passes one dictionary as `judges`: the truth is then computed once.
+    """
     worst = 0.0
-    for seed, kind in enumerate(kinds):
-        inputs = example(graph, known, kind, device, seed)
+    judges = {} if judges is None else judges
+    for kind in kinds:
+        inputs = example(graph, known, kind, device, KINDS.index(kind))
+        judge = judges.get(kind)
+        if judge is None:
+            judge = Judge(graph, inputs)
+            if sum(truth.nbytes for truth in judge.truths) <= MOST_KEPT:
+                judges[kind] = judge
         before = [tensor.clone() for tensor in inputs]
         answers = run(inputs)
         for place, (old, now) in enumerate(zip(before, inputs, strict=True)):
             if not torch.equal(old, now):
                 raise WrongAnswer(f"it changed its input {place}")
-        truths, eager = reference.evaluate(graph, inputs, exact=True), reference.evaluate(graph, inputs)
-        shaken: list[torch.Tensor] | None = None
-        for place, (answer, truth, plain) in enumerate(zip(answers, truths, eager, strict=True)):
-            if answer.shape != truth.shape or answer.dtype != plain.dtype:
-                raise WrongAnswer(f"output {place} is {answer.dtype}{list(answer.shape)}")
-            if not answer.is_floating_point():
-                if not torch.equal(answer.cpu(), plain.cpu()):
-                    raise WrongAnswer(f"output {place} differs on {kind} inputs")
-                continue
-            own, allowed = errors(answer, truth), TIMES_EAGER * errors(plain, truth) + rounding(plain, truth)
-            if not own <= allowed:
-                if shaken is None:
-                    shaken = reference.evaluate(graph, _shaken(inputs), exact=True)
-                allowed += SHAKEN * errors(shaken[place], truth)
-            if not own <= allowed:
-                raise WrongAnswer(f"output {place} is off by {own:.3g} on {kind} inputs; {allowed:.3g} is allowed")
-            worst = max(worst, own / allowed * TIMES_EAGER if allowed else 0.0)
+        try:
+            worst = max(worst, judge(answers, partial(_shaken_truth, graph, inputs)))
+        except WrongAnswer as exc:
+            raise WrongAnswer(f"on {kind} inputs {exc.message}") from exc
     return worst
+
+
+def _shaken_truth(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return reference.evaluate(graph, _shaken(inputs), exact=True)
 
 
 def _shaken(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -184,5 +243,5 @@ def _shaken(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def rounding(plain: torch.Tensor, truth: torch.Tensor) -> float:
-    finite = truth[truth.isfinite()]
-    return ROUNDINGS * torch.finfo(plain.dtype).eps * float(finite.abs().max()) if finite.numel() else 0.0
+    largest = float(_where_known(truth, truth).abs().max()) if truth.numel() else 0.0
+    return ROUNDINGS * torch.finfo(plain.dtype).eps * largest

@@ -432,7 +432,7 @@ class _Writer:
             self._line(f"{name} = {name} + {name}_few;", outer)
         for (one, at_point), name in names.items():
             if kinds[one] == "end":
-                fold = "largest" if one.how == "max" else "-largest" if one.how == "min" else "sum"
+                fold = "g_largest" if one.how == "max" else "-g_largest" if one.how == "min" else "sum"
                 self._line(f"const float {name}_all = {fold}({'-' if one.how == 'min' else ''}{name});", outer)
             outer.names[one, at_point] = f"{name}_all" if kinds[one] == "end" else name
             outer.names.setdefault((one, ()), name)  # marks the scope, for values that depend on it
@@ -469,7 +469,7 @@ class _Writer:
                 for part in parts[1:]:
                     folded = f"g_{one.how}imum({folded}, {part})"
                 if kinds[one] == "each":
-                    folded = f"largest(wide({folded}))" if one.how == "max" else f"-largest(wide(-{folded}))"
+                    folded = f"g_largest(wide({folded}))" if one.how == "max" else f"-g_largest(wide(-{folded}))"
                 if not scales_others:
                     self._line(f"{name} = g_{one.how}imum({name}, {folded});")
                     continue
