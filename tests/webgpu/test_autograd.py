@@ -123,10 +123,12 @@ def test_threads_after_a_backward_that_came_before_the_device() -> None:
         "def work():\n"
         "    x = torch.ones(3, device='webgpu', requires_grad=True)\n"
         "    (x * 2).sum().backward()\n"
-        "    print(x.grad.tolist())\n"
+        "    found.append(x.grad.tolist())\n"
+        "found = []\n"
         "threads = [threading.Thread(target=work) for _ in range(2)]\n"
         "for thread in threads: thread.start()\n"
         "for thread in threads: thread.join()\n"
+        "print(found)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:2] == ["[2.0, 2.0, 2.0]"] * 2, done.stderr
+    assert done.stdout == "[[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]\n", done.stderr

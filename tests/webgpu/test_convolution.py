@@ -88,3 +88,50 @@ def test_tap_by_tap(
     x, weight = make(2, channels, side, side), make(rows, channels // groups, kernel, kernel)
     tensors = [x, weight, *([make(rows)] if bias else [])]
     agree(lambda *t: F.conv2d(*t, stride=stride, padding=padding, groups=groups), *tensors, atol=1e-4)
+
+
+PHASES: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "kernel 4, stride 2": (F.conv_transpose2d, (2, 8, 5, 6), (8, 4, 4, 4), {"stride": 2, "padding": 1}),
+    "a kernel that stride does not divide": (
+        F.conv_transpose2d, (2, 4, 3, 5), (4, 3, 5, 3), {"stride": (3, 2), "padding": (2, 1), "output_padding": (2, 1)},
+    ),
+    "a stride beyond the kernel": (F.conv_transpose2d, (1, 3, 4, 3), (3, 2, 2, 1), {"stride": (4, 3)}),
+    "padding beyond the kernel": (F.conv_transpose1d, (2, 3, 9), (3, 4, 3), {"stride": 2, "padding": 5}),
+    "groups": (F.conv_transpose1d, (2, 6, 7), (6, 2, 8), {"stride": 4, "padding": 2, "groups": 3}),
+    "one direction, the other dilated": (
+        F.conv_transpose2d, (1, 3, 4, 5), (3, 2, 4, 3), {"stride": (2, 1), "dilation": (1, 2), "padding": (1, 2)},
+    ),
+    "three directions": (F.conv_transpose3d, (1, 2, 3, 2, 4), (2, 3, 4, 3, 2), {"stride": 2, "padding": (1, 1, 0)}),
+    "the gradient of a strided one": (F.conv2d, (2, 4, 11, 9), (6, 2, 5, 3), {"stride": (3, 2), "padding": 2, "groups": 2}),
+    "the gradient of a patch embedding": (F.conv2d, (1, 3, 16, 13), (5, 3, 4, 4), {"stride": 4}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("splits", [0, 1, 2])
+@pytest.mark.parametrize("case", PHASES)
+def test_by_phases(fresh_plans: None, monkeypatch: pytest.MonkeyPatch, case: str, splits: int) -> None:
+    from anytorch.webgpu.ops import convolution
+
+    if splits:  # as GPUs compute it; 0: as this adapter does
+        choice = Tiling(Schedule("tiled", 16, 16, 8, 4, 4, unroll=1), splits)
+        monkeypatch.setattr(convolution, "choose", lambda *_, **__: choice)
+    function, x, weight, settings = PHASES[case]
+    rows = weight[0] if function is F.conv2d else weight[1] * settings.get("groups", 1)
+    agree(lambda *t: function(*t, **settings), *[make(*size, grad=True) for size in (x, weight, (rows,))], atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("last", [False, True])
+def test_halves_by_phases(webgpu: Any, dtype: torch.dtype, last: bool) -> None:
+    x, weight = make(2, 4, 5, 6, dtype=dtype), make(4, 6, 4, 4, dtype=dtype)
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    tolerance = 2e-2 if dtype is torch.float16 else 1e-1
+    agree(lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1), x, weight, rtol=tolerance, atol=tolerance)
+
+
+def test_only_what_a_kernel_reaches_is_computed(webgpu: Any) -> None:
+    """Taps that do not exist are not read for 0 times infinity."""
+    x, weight = make(1, 2, 4), make(2, 3, 3)
+    x[0, 0, 1] = float("inf")
+    agree(lambda x, w: F.conv_transpose1d(x, w, stride=2), x, weight)

@@ -139,3 +139,25 @@ def test_what_torch_refuses_is_refused_here_too(torch: Any) -> None:
         torch.zeros(1, device="webgpu:7")
     with pytest.raises(RuntimeError, match="on another device"):
         torch.add(torch.ones(3, device="webgpu"), 1, out=torch.empty(3))
+
+
+def test_torch_accelerator(torch: Any) -> None:
+    """torch answers these in C++, for devices that are written in C++."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    assert kind is not None and kind.type == "webgpu"
+    x = torch.ones(1000, device=kind)
+    torch.accelerator.synchronize()
+    torch.accelerator.synchronize("webgpu:0")
+    assert torch.accelerator.memory_allocated() == torch.webgpu.memory_allocated() >= x.nbytes
+    torch.accelerator.reset_peak_memory_stats()
+    y = torch.ones(5000, device=kind)
+    assert torch.accelerator.max_memory_allocated() == torch.webgpu.max_memory_allocated() >= x.nbytes + y.nbytes
+    assert torch.accelerator.memory_reserved() >= torch.accelerator.memory_allocated()
+    torch.accelerator.empty_cache()
+    free, total = torch.accelerator.get_memory_info()
+    assert 0 <= free <= total
+    with pytest.raises(ValueError, match="is not a device of the accelerator"):
+        torch.accelerator.synchronize("cpu")
+    with pytest.raises(RuntimeError, match="there is one webgpu device"):
+        torch.accelerator.memory_stats(1)
+    assert torch.distributed.get_default_backend_for_device("webgpu") == "staged"

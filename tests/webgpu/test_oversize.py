@@ -96,6 +96,9 @@ def test_images(webgpu: Any) -> None:
     agrees(torch, torch.nn.functional.conv2d, x, weight)
     agrees(torch, torch.nn.functional.max_pool2d, x, 2)
     agrees(torch, torch.nn.functional.avg_pool2d, x, 2)
+    last = x.to("webgpu").contiguous(memory_format=torch.channels_last)
+    for pool in (torch.nn.functional.max_pool2d, torch.nn.functional.avg_pool2d):
+        assert pool(last, 2).is_contiguous(memory_format=torch.channels_last)
 
 
 def gradients(torch: Any, work: Callable[..., Any], *values: Any) -> list[Any]:

@@ -418,7 +418,36 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "random_ below the dtype": lambda d: torch.empty(3, dtype=torch.uint8, device=d).random_(-5, 9),
     "random_ above the dtype": lambda d: torch.empty(3, dtype=torch.int8, device=d).random_(0, 300),
     "random_ above float16": lambda d: torch.empty(3, dtype=torch.float16, device=d).random_(0, 1 << 20),
+    "an alpha that is true": lambda d: torch.add(_ones(d), _ones(d), alpha=True),
+    "an alpha with a fraction": lambda d: torch.add(_ones(d, torch.int32), _ones(d, torch.int32), alpha=0.5),
+    "the difference of masks": lambda d: _ones(d, torch.bool) - _ones(d, torch.bool),
+    "a mask less a number": lambda d: _ones(d, torch.bool).sub_(True),
+    "a number less a mask": lambda d: True - _ones(d, torch.bool),
+    "relu of a mask": lambda d: torch.relu(_ones(d, torch.bool)),
+    "heaviside of two dtypes": lambda d: torch.heaviside(_ones(d), _ones(d, torch.int32)),
+    "a negative power in place": lambda d: _ones(d, torch.int32).pow_(-1),
+    "addcdiv of integers": lambda d: torch.addcdiv(*[_ones(d, torch.int32)] * 3),
+    "a complex number into floats": lambda d: _ones(d).fill_(1j),
+    "neg into another dtype": lambda d: torch.neg(_ones(d), out=_ones(d, torch.float64)),
+    "a float mask": lambda d: _ones(d).masked_fill_(_ones(d), 1.0),
+    "shapes that do not fit": lambda d: torch.ones(10, 10, device=d) + torch.ones(11, 11, device=d),
+    "a target too small": lambda d: _ones(d).add_(torch.ones(2, 3, device=d)),
+    "shapes that do not fit, and an out": lambda d: torch.mul(_ones(d), torch.ones(4, device=d), out=_ones(d)),
+    "matrices that do not fit": lambda d: torch.mm(torch.ones(2, 2, device=d), torch.ones(3, 2, device=d)),
+    "a dimension named twice": lambda d: torch.ones(3, 3, device=d).sum((0, 0)),
+    "a shift of what it overlaps": lambda d: (lambda x: x[:-1].__ilshift__(x[1:]))(_ones(d, torch.int32)),
+    "attention of vectors": lambda d: F.scaled_dot_product_attention(_ones(d), _ones(d), _ones(d)),
+    "a bag of a vector": lambda d: torch.embedding_bag(_ones(d), _ones(d, torch.int64), _ones(d, torch.int64)),
+    "fewer than no places": lambda d: torch.nonzero_static(_ones(d), size=-2),
+    "the variance of integers": lambda d: _ones(d, torch.int32).var(),
+    "adaptive pooling of integers": lambda d: F.adaptive_max_pool2d(
+        torch.ones(1, 1, 4, 4, dtype=torch.int32, device=d), 2
+    ),
 }
+
+
+def _ones(device: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(3, dtype=dtype, device=device)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -453,3 +482,190 @@ def test_shapes_that_torch_refuses(webgpu: Any) -> None:
     for device in ("cpu", "webgpu"):
         with pytest.raises(RuntimeError, match=r"sizes \(1\) must match dimensionality of strides \(0\)"):
             torch.empty(3, device=device).new_empty_strided((3,), ())
+
+
+@pytest.mark.parametrize(
+    "name", ["max", "min", "amax", "amin", "argmax", "argmin", "aminmax", "sum", "prod", "any", "mean", "norm"]
+)
+def test_what_has_no_elements_gives_what_the_cpu_gives(webgpu: Any, name: str) -> None:
+    for shape, arguments in product(((2, 0), (0, 2), (0,)), ({}, {"dim": 0}, {"dim": -1})):
+        outcomes: list[Any] = []
+        for device in ("cpu", "webgpu"):
+            try:
+                made = getattr(torch, name)(torch.ones(shape, device=device), **arguments)
+                outcomes.append([each.tolist() for each in (made if isinstance(made, tuple) else (made,))])
+            except (RuntimeError, IndexError) as exc:
+                outcomes.append((type(exc), str(exc)))
+        assert str(outcomes[0]) == str(outcomes[1])  # a NaN is itself in text
+
+
+def test_an_index_out_of_range_is_the_error_that_either_kind_of_op_raises_on_the_cpu(webgpu: Any) -> None:
+    index = torch.tensor([5], device="webgpu")
+    for kind in (IndexError, RuntimeError):
+        with pytest.raises(kind, match="index 5 is out of bounds"):
+            torch.ones(3, device="webgpu").gather(0, index).cpu()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-20, 1e-38, 1e20])
+def test_hypot_is_right_to_the_last_place(webgpu: Any, scale: float) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(10_000) * 10 * scale, torch.randn(10_000) * scale
+    exact = torch.hypot(a.double(), b.double())
+    step = (torch.nextafter(exact.float(), torch.tensor(INF)) - exact.float()).double()
+    found = torch.hypot(a.to("webgpu"), b.to("webgpu")).cpu().double()
+    assert ((found - exact).abs() / step).max() < 1
+
+
+def test_fourier_transforms_are_as_near_as_the_cpus(webgpu: Any) -> None:
+    torch.manual_seed(0)
+    for shape in ((20, 1024), (20, 1000), (20, 343), (20, 127), (4, 5, 6, 7, 8)):
+        x = torch.randn(shape, dtype=torch.complex64)
+        exact = torch.fft.fftn(x.to(torch.complex128))
+        cpu, ours = ((torch.fft.fftn(each).cpu() - exact).abs().square().mean().sqrt() for each in (x, x.to("webgpu")))
+        assert ours < 1.2 * cpu, shape
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_a_number_keeps_its_say_in_the_dtype_of_a_fallback(webgpu: Any) -> None:
+    makers: tuple[Function, ...] = (
+        lambda d: torch.tensor(2.5, dtype=torch.float16, device=d) * (1 + 0j),
+        lambda d: torch.tensor(5.5, dtype=torch.complex32, device=d) * 2.2,
+        lambda d: torch.tensor([2], dtype=torch.complex128, device=d) * 2.2,
+    )
+    for make in makers:
+        same(make("webgpu"), make("cpu"))
+
+
+HALF_STEPS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "eq": torch.eq,
+    "le": torch.le,
+    "lt": torch.lt,
+    "gt": torch.gt,
+    "ge": torch.ge,
+    "fmod": torch.fmod,
+    "remainder": torch.remainder,
+    "trunc": lambda t, v: torch.div(t, v, rounding_mode="trunc"),
+    "floor": lambda t, v: torch.div(t, v, rounding_mode="floor"),
+    "threshold": lambda t, v: F.threshold(t, v, 5.0),
+    "hardshrink": F.hardshrink,
+    "pow": torch.pow,
+    "a power of it": lambda t, v: torch.pow(v, t),
+    "eq of a tensor": lambda t, v: t == torch.tensor(v, device=t.device),
+    "fmod of a tensor": lambda t, v: torch.fmod(t, torch.tensor(v, dtype=torch.float64, device=t.device)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", HALF_STEPS)
+def test_a_number_is_rounded_to_the_half_type_it_is_compared_with(webgpu: Any, name: str, dtype: torch.dtype) -> None:
+    """float16(0.1) is equal to 0.1, and a whole number of times in it."""
+    numbers = (0.1, 0.3, 0.7, 1.1, 2.7, 0.05)
+    values = torch.tensor(numbers).to(dtype)
+    for number in numbers:
+        found, expected = HALF_STEPS[name](values.to("webgpu"), number).cpu(), HALF_STEPS[name](values, number)
+        torch.testing.assert_close(found, expected, equal_nan=True, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_out_that_is_resized_has_the_strides_of_a_new_result(webgpu: Any) -> None:
+    functions: tuple[Function, ...] = (torch.add, torch.eq, torch.maximum)
+    for function, permutation in product(functions, ((0, 1, 2), (2, 0, 1), (1, 2, 0))):
+        strides = []
+        for device in ("cpu", "webgpu"):
+            x = torch.randn(2, 3, 4, device=device).permute(permutation)
+            made = function(x, x)
+            assert function(x, x, out=torch.empty(0, dtype=made.dtype, device=device)).stride() == made.stride()
+            strides.append(made.stride())
+        assert strides[0] == strides[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.bfloat16, torch.float32, torch.int64])
+def test_an_expanded_tensor_of_any_dtype_is_filled(webgpu: Any, dtype: torch.dtype) -> None:
+    for size, stride in (((10,), (0,)), ((2, 3, 4), (1, 0, 2)), ((3, 5), (0, 1))):
+        expanded = torch.empty_strided(size, stride, dtype=dtype, device="webgpu")
+        assert (expanded.fill_(1) == 1).all()
+        assert (expanded.zero_() == 0).all()
+        if dtype.is_floating_point:
+            F.threshold(expanded, 0.5, 3.0, inplace=True)
+            assert (expanded == 3).all()
+
+
+def test_a_factor_has_no_say_in_the_dtype_of_a_sum_of_masks(webgpu: Any) -> None:
+    masks = torch.tensor([True, True, False])
+    for dtype in (torch.bool, torch.int16, torch.float32):
+        expected, found = torch.empty(3, dtype=dtype), torch.empty(3, dtype=dtype, device="webgpu")
+        torch.add(masks, masks, out=expected)
+        torch.add(masks.to("webgpu"), masks.to("webgpu"), out=found)
+        same(found, expected)
+
+
+@pytest.mark.parametrize("first", [0, 1_000_000])
+def test_random_ops_on_random_tensors_are_the_cpus(webgpu: Any, first: int) -> None:
+    """A few cases of `tests.webgpu.differential`, which runs as long as one likes."""
+    from tests.webgpu.differential import examine
+
+    wrong = [(number, *found) for number in range(first, first + 400) if (found := examine(number))[1]]
+    assert not wrong
+
+
+def test_complex_functions_of_what_is_no_number_and_into_real_targets(webgpu: Any) -> None:
+    ends = [complex(-INF, NAN), complex(-INF, 1), complex(-INF, INF), complex(INF, 1), complex(1, INF)]
+    for device in ("cpu", "webgpu"):
+        x = torch.tensor(ends, device=device)
+        assert x.exp()[:3].abs().tolist() == [0, 0, 0]
+    x = torch.tensor([1 + 2j, 3 - 4j])
+    for function, dtype in product((torch.abs, torch.angle), (torch.complex64, torch.complex128)):
+        expected = torch.empty(2, dtype=dtype.to_real())
+        found = torch.empty(2, dtype=dtype.to_real(), device="webgpu")
+        function(x.to(dtype), out=expected)
+        function(x.to("webgpu", dtype), out=found)
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mode", ["mean", "prod"])
+def test_halves_that_are_put_together_by_place_are_rounded_once(webgpu: Any, mode: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    target, source = torch.rand(5, 40).add(0.5).to(dtype), torch.rand(30, 40).add(0.5).to(dtype)
+    places = torch.randint(0, 5, (30,))
+    exact = target.double().index_reduce(0, places, source.double(), mode)
+    found = target.to("webgpu").index_reduce(0, places.to("webgpu"), source.to("webgpu"), mode)
+    torch.testing.assert_close(found.cpu().double(), exact, rtol=torch.finfo(dtype).eps / 2 * 1.01, atol=0)
+
+
+def test_pooling_keeps_the_layout_of_a_sample_without_a_batch(webgpu: Any) -> None:
+    for device in ("cpu", "webgpu"):
+        x = torch.randn(1, 4, 6, 6, 6, device=device).contiguous(memory_format=torch.channels_last_3d)[0]
+        for made in F.max_pool3d(x, 2, return_indices=True):
+            assert made.unsqueeze(0).is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def test_matrices_without_columns_are_taken_apart(webgpu: Any) -> None:
+    for shape in ((0, 0), (3, 0), (0, 3), (2, 0, 0), (2, 3, 0)):
+        x = torch.zeros(shape)
+        found, expected = torch.linalg.lu(x.to("webgpu")), torch.linalg.lu(x)
+        for have, want in zip(found, expected, strict=True):
+            same(have, want)
+
+
+def test_shifts_in_place_are_the_cpus(webgpu: Any) -> None:
+    for dtype, by in product((torch.int64, torch.int32, torch.int16, torch.uint8), (1, 3)):
+        pair = [torch.arange(1, 6, dtype=dtype).to(device) for device in ("cpu", "webgpu")]
+        for x in pair:
+            x <<= by
+            x >>= torch.ones_like(x)
+        same(pair[1], pair[0])
+
+
+def test_a_range_says_that_it_resizes_its_target(webgpu: Any) -> None:
+    for device in ("cpu", "webgpu"):
+        out = torch.empty(2, device=device)
+        with pytest.warns(UserWarning, match="The out tensor will be resized to a tensor of shape"):
+            torch.arange(4, out=out)
+        assert out.tolist() == [0, 1, 2, 3]
+
+
+def test_adaptive_maxima_of_float64_go_to_the_cpu(webgpu: Any) -> None:
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    same(F.adaptive_max_pool2d(x.to("webgpu"), 3), F.adaptive_max_pool2d(x, 3))

@@ -21,6 +21,10 @@ Site = tuple[
 ]  # the op, what its indices are called, the dimension that each index tensor names
 
 
+class OutOfRange(IndexError, RuntimeError):
+    """An index out of range. Of the CPU's ops some raise IndexError for it and some, like gather, RuntimeError."""
+
+
 class Faults:
     """The fault buffer of one device, and which ops the numbers in it stand for."""
 
@@ -71,4 +75,4 @@ class Faults:
                 ". The op was launched before this call, which is the first to wait for the device; what it and later ops "
                 "computed is invalid. Correct the indices; ANYTORCH_WEBGPU_CHECKS=now raises at the op itself (slow)."
             )
-        raise IndexError(said)
+        raise OutOfRange(said)

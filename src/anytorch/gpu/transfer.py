@@ -8,7 +8,6 @@ mappable device buffers cost five to ten times the bandwidth on a discrete card.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections import deque
 from concurrent.futures import Future
 from time import perf_counter
@@ -41,19 +40,6 @@ def start_move(destination: int, source: int, nbytes: int) -> Future[Any]:
 
         _workers.append(Workers(min(THREADS, os.cpu_count() or 1), thread_name_prefix="anytorch-copy"))
     return _workers[0].submit(ctypes.memmove, destination, source, nbytes)
-
-
-def advise_huge_pages(address: int, nbytes: int) -> None:
-    """Ask for large pages under memory nobody has written to yet: a read waits for page faults more than for the copy."""
-    if sys.platform != "linux" or nbytes < 2 * HUGE_PAGE:
-        return
-    first, last = -(-address // HUGE_PAGE) * HUGE_PAGE, (address + nbytes) // HUGE_PAGE * HUGE_PAGE
-    # int madvise(void *addr, size_t length, int advice); a refusal costs nothing but the speed
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), MADV_HUGEPAGE)
-
-
-HUGE_PAGE = 2 << 20
-MADV_HUGEPAGE = 14
 
 
 def move(destination: int, source: int, nbytes: int) -> None:

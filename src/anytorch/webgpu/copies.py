@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from anytorch import large_pages
 from anytorch.gpu.buffers import OFFSET_MASK, SHIFT
 from anytorch.gpu.runtime import open_runtime
-from anytorch.gpu.transfer import advise_huge_pages
 from anytorch.webgpu.launch import NoKernel
 from anytorch.webgpu.pointwise import COPY, run
 from anytorch.webgpu.tensors import NAME, aten, buffer_of, new_contiguous, new_tensor
@@ -32,7 +32,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     if not aten.is_non_overlapping_and_dense(tensor):
         tensor = contiguous(tensor)
     host = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
-    advise_huge_pages(host.data_ptr(), host.numel() * host.dtype.itemsize)
+    large_pages.ask(host.data_ptr(), host.nbytes)  # a read waits for page faults more than for the copy
     read_into(tensor, host)
     return host
 

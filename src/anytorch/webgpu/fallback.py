@@ -77,6 +77,23 @@ def signature(op: Any) -> Signature:
     )
 
 
+def _on_host(op: Any, known: Signature, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Call `op`. A wrapped number reaches Python kernels as a plain one, and only the packet takes it back as what it was,
+    which has a say in the result's dtype."""
+
+    def plain(i: int, value: Any) -> bool:
+        return known.tensors[i] and isinstance(value, (bool, int, float, complex))
+
+    if not any(plain(i, value) for i, value in enumerate(args)):
+        return op(*args, **kwargs)
+    try:
+        return op.overloadpacket(*args, **kwargs)
+    except RuntimeError as exc:
+        if "failed to match any schema" not in str(exc):
+            raise
+    return op(*[torch.tensor(value) if plain(i, value) else value for i, value in enumerate(args)], **kwargs)
+
+
 def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run `op` on the CPU with copies of its arguments, and bring back what it changed and what it returns."""
     known = signature(op)
@@ -108,15 +125,13 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
             return [to_host(i, item) for item in value]
         if isinstance(value, torch.device) and value.type == device().type:
             return torch.device("cpu")
-        if known.tensors[i] and isinstance(value, (bool, int, float, complex)):
-            return torch.tensor(value)  # a wrapped number reaches Python kernels as a plain one
         return value
 
     host_args = [to_host(i, value) for i, value in enumerate(args)]
     host_kwargs = {name: to_host(position[name], value) for name, value in kwargs.items()}
     if "generator" in position and host_kwargs.get("generator") is None and position["generator"] >= len(args):
         host_kwargs["generator"] = random.host_generator()
-    result = op(*host_args, **host_kwargs)
+    result = _on_host(op, known, host_args, host_kwargs)
     for ours, host in changed:
         if ours.shape != host.shape:
             ours.resize_(host.shape)

@@ -14,7 +14,7 @@ from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.launch import NoKernel, to_meta
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.pointwise import Rule, pair_kernel, plan_in_cpp, run
-from anytorch.webgpu.tensors import KEY, NAME, aten
+from anytorch.webgpu.tensors import KEY, NAME, aten, laid_out
 
 
 def op_of(name: str, *otherwise: Any) -> Any:
@@ -85,14 +85,48 @@ def out_forms(op: Any) -> list[tuple[Any, list[str]]]:
 def variants(op: Any) -> list[Any]:
     """The in-place overload of a functional op, if there is one, and its `out=` overloads with one output."""
     packet = getattr(aten, op._schema.name.split("::")[1] + "_", None)
-    found = [getattr(packet, op._overloadname)] if packet is not None and hasattr(packet, op._overloadname) else []
+    named = getattr(packet, op._overloadname, None) if packet is not None else None
+    # pow.Scalar has a number for its base, pow_.Scalar for its exponent
+    found = [named] if named is not None and _types(named) == _types(op) else []
     return found + [form for form, outs in out_forms(op) if len(outs) == 1]
+
+
+def _types(op: Any) -> list[str]:
+    return [str(argument.type) for argument in op._schema.arguments]
 
 
 def is_operand(argument: Any) -> bool:
     return str(argument.type) in ("Tensor", "number", "Optional[number]", "Optional[Tensor]") and not (
         argument.kwarg_only and argument.alias_info is not None
     )
+
+
+def _broadcast(values: Sequence[Any]) -> torch.Size | None:
+    """The shape of what is computed from the tensors among the values; None if their shapes do not fit."""
+    try:
+        shape: torch.Size = torch.broadcast_shapes(*[v.shape for v in values if isinstance(v, torch.Tensor)])
+    except RuntimeError:
+        return None
+    return shape
+
+
+def refused(call: Any, args: Sequence[Any], kwargs: dict[str, Any], shaped: bool) -> None:
+    """Raise what torch raises on the CPU for these dtypes and numbers, which meta kernels let through: True as an alpha, the
+    difference of two masks. Asked with tensors that have no elements, so it costs a call and nothing else; where the shapes
+    do not fit (`shaped`) with tensors of these, for torch's own words: nothing is computed then."""
+
+    def without_elements(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if shaped:
+            return torch.empty(value.shape, dtype=value.dtype, device="cpu")
+        shape = (*(1,) * (value.dim() - 1), 0) if value.dim() else ()
+        return torch.ones(shape, dtype=value.dtype, device="cpu")
+
+    try:
+        call(*[without_elements(v) for v in args], **{name: without_elements(v) for name, v in kwargs.items()})
+    except NotImplementedError:  # the CPU lacks the dtype, not the op a meaning
+        return
 
 
 def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
@@ -117,6 +151,8 @@ def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
             # the packet finds the overload for numbers, which promotes alike.
             wrapped = any(i < len(args) and not isinstance(args[i], torch.Tensor) for i in tensor_at)
             call = op.overloadpacket if wrapped else op
+            shape = _broadcast((*args, *kwargs.values()))
+            refused(call, args, kwargs, shaped=shape is None or (in_place and shape != args[0].shape))
             return call(*[to_meta(v) for v in args], **{name: to_meta(v) for name, v in kwargs.items()})
 
         try:
@@ -128,7 +164,15 @@ def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
             operands = [values[i] for i in operand_at]
             out = values[0] if in_place else values[out_at] if out_at is not None else None
             if out_at is not None and out is not None:
-                resized(out, torch.broadcast_shapes(*[v.shape for v in operands if isinstance(v, torch.Tensor)]))
+                shape = _broadcast(operands)
+                if shape is None:
+                    on_meta()  # raises
+                    raise NoKernel
+                if out.shape != shape:
+                    resized(out, shape)
+                    rest = {name: to_meta(value) for name, value in kwargs.items() if name != names[out_at]}
+                    stride = op.overloadpacket(*[to_meta(v) for v in args], **rest).stride()  # as without an `out`
+                    laid_out(out, out.untyped_storage(), out.storage_offset(), shape, stride)
             return run(rule, op, operands, tuple(values[i] for i in mode_at), out, on_meta)
         except NoKernel:
             return fallback(op, *args, **kwargs)

@@ -37,6 +37,14 @@ def expanded(tensor: torch.Tensor) -> bool:
     return any(length > 1 and not step for length, step in zip(tensor.size(), tensor.stride(), strict=True))
 
 
+def once(tensor: torch.Tensor) -> torch.Tensor:
+    """Each place of an expanded tensor's memory once."""
+    for d, (length, step) in enumerate(zip(tensor.size(), tensor.stride(), strict=True)):
+        if length > 1 and not step:
+            tensor = tensor.narrow(d, 0, 1)
+    return tensor
+
+
 def check_writable(tensor: torch.Tensor) -> None:
     """Raise torch's own error where a tensor that is to be written is an expanded one."""
     if expanded(tensor):
@@ -153,6 +161,18 @@ def infer(op: Any, *args: Any, **kwargs: Any) -> Any:
     if made is None:
         made = plans[key] = op(*[to_meta(v) for v in args], **{name: to_meta(v) for name, v in kwargs.items()})
     return made
+
+
+def without_elements(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What `op` makes of a tensor without elements, which is the CPU's to say: there is nothing to compute, or an error."""
+
+    def on_host(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu")
+
+    made = op(*[on_host(v) for v in args], **{name: on_host(v) for name, v in kwargs.items()})
+    return made.to(NAME) if isinstance(made, torch.Tensor) else tuple(value.to(NAME) for value in made)
 
 
 def _mark(value: Any) -> Any:

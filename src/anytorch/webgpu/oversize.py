@@ -155,7 +155,7 @@ def bindable_copy(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if tensor.numel() * tensor.dtype.itemsize > runtime.binding_limit:
         return tensor  # a copy would be too large as well
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.clone()  # channels_last stays
 
 
 # --- rules: the arguments in the order of the op's schema -----------------------------------------------------------------

@@ -25,7 +25,16 @@ from anytorch.gpu.wgsl import functions
 from anytorch.gpu.wgsl.elementwise import MOST_WORDS, WORKGROUP, Elementwise, collapse, render
 from anytorch.gpu.wgsl.types import KINDS, convert
 from anytorch.webgpu.dtypes import cannot_cast, computable, name_of
-from anytorch.webgpu.launch import NoKernel, check_devices, check_partly, check_writable, plan_over, result_of
+from anytorch.webgpu.launch import (
+    NoKernel,
+    check_devices,
+    check_partly,
+    check_writable,
+    expanded,
+    once,
+    plan_over,
+    result_of,
+)
 from anytorch.webgpu.oversize import Windows, in_windows
 from anytorch.webgpu.tensors import NAME, is_ours, new_contiguous, sized_tensor
 
@@ -50,9 +59,15 @@ class Rule:
     expression: str | Callable[..., str]
     compute: Compute = "promote"
     short: str | None = None
-    constant: bool = False  # every element gets the same value: the result may have elements in one place
+    constant: bool = (
+        False  # elements in one place get the same value, as a fill's do: in place, torch lets them through
+    )
+    rounded: bool = (
+        False  # numbers are rounded to a half type before they are used, as in torch where a step depends on them
+    )
 
 
+_PLACE = re.compile(r"\{\d\}")
 _INDEX = re.compile(r"\bi\b")  # the expression asks for the element's place in the output
 _LEFT_OUT: Any = object()
 
@@ -126,6 +141,10 @@ def run(
         assert out is not None
         check_partly(out, operands)
     if plan is None:
+        if rule.constant and out is not None and expanded(out):
+            places = once(out)
+            run(rule, op, [places if v is out else v for v in operands], modes, places)
+            return out
         plan = plans[identity] = _make_plan(rule, operands, modes, out, bits & 15, shared, call)
     if plan is UNABLE:
         raise NoKernel
@@ -234,6 +253,9 @@ def _make_plan(
     shared: int,
     call: Callable[[], Any] | None,
 ) -> Plan | str | Beside:
+    inferred: Any = call() if call is not None else None  # raises torch's own errors
+    if any(v.is_complex() if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in operands):
+        return UNABLE
     expression = rule.expression if isinstance(rule.expression, str) else rule.expression(*modes)
     if out is not None and operands and rule.compute in ("promote", "float") and "{bool}" not in expression:
         promoted = _promoted(rule, operands)[1]
@@ -241,7 +263,6 @@ def _make_plan(
             raise cannot_cast(promoted, out.dtype)
         if promoted is not out.dtype and promoted in NARROW:
             return Beside(promoted)
-    inferred: Any = call() if call is not None else None  # raises torch's own errors
     made: torch.Tensor = inferred if out is None else out
     size, stride, dtype = made.size(), made.stride(), made.dtype
     if out is not None and not rule.constant:
@@ -254,7 +275,8 @@ def _make_plan(
     if rule.short is not None and f"{{{len(operands)}}}" in expression:
         expression = rule.short
     kind = KINDS[name_of(compute)].compute
-    filled = _fill(expression, operands, name_of(compute), name_of(dtype))
+    common = _promoted(rule, operands)[1] if rule.compute in ("promote", "float") and operands else compute
+    filled = _fill(expression, operands, name_of(compute), name_of(dtype), common, rule.rounded)
     if not functions.computable(filled, kind):
         return UNABLE
     elements = made.numel()
@@ -312,6 +334,8 @@ def compute_dtype(rule: Rule, operands: Sequence[Any], result: torch.dtype) -> t
 def _promoted(rule: Rule, operands: Sequence[Any]) -> tuple[torch.dtype, torch.dtype]:
     """What torch computes in, and the dtype it gives the result: a half type is computed in float32."""
     kind = PROMOTION.INT_TO_FLOAT if rule.compute == "float" else PROMOTION.DEFAULT
+    if rule.short is not None:  # a factor: `alpha` has no say in the dtype
+        operands = operands[: len(set(_PLACE.findall(rule.short)))]
     computed, result = elementwise_dtypes(*operands, type_promotion_kind=kind)
     return computed, result
 
@@ -358,6 +382,10 @@ def number(value: float) -> str:
 
 def clip(value: float) -> float:
     """A Python float as the nearest float32; beyond its range it is infinite, which struct refuses to do."""
+    if isinstance(value, complex):
+        if value.imag:
+            raise RuntimeError("value cannot be converted to type float without overflow")
+        value = value.real
     value = float(value)
     if value > 3.4028235677973366e38:
         return float("inf")
@@ -366,15 +394,25 @@ def clip(value: float) -> float:
     return value
 
 
-def _fill(expression: str, operands: Sequence[Any], compute: str, result: str) -> str:
-    """The expression with its operands put in, converted to the type it computes in, and its value to the result's."""
+ROUNDED = {torch.float16: "rounded_to_half({})", torch.bfloat16: "rounded_to_bfloat16({})"}
+
+
+def _fill(
+    expression: str, operands: Sequence[Any], compute: str, result: str, common: torch.dtype, rounded: bool
+) -> str:
+    """The expression with its operands put in, converted to the type it computes in, and its value to the result's.
+
+    A tensor of another dtype is rounded to the operands' `common` one first, and so are numbers where `rounded` says so."""
     values = []
     tensors, scalars = itertools.count(), itertools.count()
     for value in operands:
         if is_ours(value):
-            values.append(f"({convert(f'x{next(tensors)}', name_of(value.dtype), compute)})")
+            converted = f"({convert(f'x{next(tensors)}', name_of(value.dtype), compute)})"
+            values.append(converted if value.dtype is common else ROUNDED.get(common, "{}").format(converted))
         else:
             scalar = f"s{next(scalars)}()"
+            if rounded:
+                scalar = ROUNDED.get(common, "{}").format(scalar)
             wraps = compute in ("uint8", "int8", "int16")  # numbers wrap round as elements do
             values.append(convert(scalar, "int32", compute) if wraps else scalar)
     return put_in(expression, values, compute, result)

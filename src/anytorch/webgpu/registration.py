@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from anytorch.webgpu import autocast, copies, fallback, graphs, patches, tensors
+from anytorch.webgpu import autocast, copies, fallback, graphs, patches, tensors, torch_accelerator
 from anytorch.webgpu.ops import (
     activation,
     arithmetic,
@@ -57,3 +57,4 @@ def register() -> None:
     # Without this every op fails inside autocast; the lists of ops to cast are registered by `autocast`.
     casts.fallback(torch.library.fallthrough_kernel, autocast.KEY)
     graphs.register_back()
+    torch_accelerator.register()

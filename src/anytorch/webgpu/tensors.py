@@ -35,7 +35,7 @@ def on_cpu(op: Any) -> Callable[..., Any]:
     return partial(op._handle.redispatch_boxed, CPU_KEYS)
 
 
-_set = on_cpu(aten.set_.source_Storage_storage_offset)
+laid_out = on_cpu(aten.set_.source_Storage_storage_offset)
 _redispatch_set = aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 _device: torch.device | None = None
 
@@ -209,7 +209,7 @@ def resize(tensor: torch.Tensor, size: Sequence[int], memory_format: torch.memor
             new = runtime.buffers[grown.data_ptr() >> SHIFT]
             runtime.copy(old, 0, new, 0, min(-(-storage.nbytes() // 4) * 4, new.nbytes))
         storage = grown
-    result: torch.Tensor = _set(tensor, storage, tensor.storage_offset(), size, stride)
+    result: torch.Tensor = laid_out(tensor, storage, tensor.storage_offset(), size, stride)
     fresh = elements + tensor.storage_offset() - held
     if fresh > 0 and elements and _deterministic():
         _filled(result.as_strided((fresh,), (1,), held))
@@ -222,10 +222,10 @@ VIEWS = ("as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view
 def register(library: torch.library.Library) -> None:
     kernels: dict[str, Callable[..., Any]] = {
         **{name: on_cpu(getattr(aten, name).default) for name in VIEWS},
-        "set_.source_Storage_storage_offset": _set,
-        "set_.source_Storage": lambda t, held: _set(t, held, 0, (held.nbytes() // t.dtype.itemsize,), (1,)),
-        "set_.source_Tensor": lambda t, u: _set(t, u.untyped_storage(), u.storage_offset(), u.size(), u.stride()),
-        "set_": lambda t: _set(t, new_storage(0), 0, (0,), (1,)),
+        "set_.source_Storage_storage_offset": laid_out,
+        "set_.source_Storage": lambda t, held: laid_out(t, held, 0, (held.nbytes() // t.dtype.itemsize,), (1,)),
+        "set_.source_Tensor": lambda t, u: laid_out(t, u.untyped_storage(), u.storage_offset(), u.size(), u.stride()),
+        "set_": lambda t: laid_out(t, new_storage(0), 0, (0,), (1,)),
         "empty.memory_format": empty,
         "empty_strided": empty_strided,
         "resize_": resize,

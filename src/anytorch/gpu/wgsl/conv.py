@@ -13,6 +13,9 @@ parameters.
 
 A tiled gather whose channels fill whole tiles sums tap by tap (`by_taps`): a tile of B then lies at one tap, and each thread
 works out once per tile where its column is and whether that is in the padding, instead of once per element.
+
+A scatter with a stride can be taken apart (`by_phase`): places whose remainders by the stride are the same are reached by
+the same taps, one of `stride` in each direction. Each such phase is a batch of the product with only those taps in its sum.
 """
 
 from __future__ import annotations
@@ -53,11 +56,16 @@ class Convolution:
     b_vector: bool = False  # by_taps only: columns are read in whole vec4s (places are the input's own)
     columns: bool = False  # tiled: where a column is stored is worked out once
     c_vector: bool = False  # columns only: and written in whole vec4s
+    by_phase: bool = False  # scatter only, not split: a batch is a group's phase, n its places, k its channels and taps
 
 
 def convolution(spec: Convolution) -> Problem:
     functions = (
-        _by_taps(spec) if spec.by_taps else {"gather": _gather, "scatter": _scatter, "weight": _weight}[spec.kind](spec)
+        _by_taps(spec)
+        if spec.by_taps
+        else _by_phase(spec)
+        if spec.by_phase
+        else {"gather": _gather, "scatter": _scatter, "weight": _weight}[spec.kind](spec)
     )
     storage = KINDS[spec.dtype].storage
     bias = (storage,) if spec.bias and not spec.split else ()
@@ -69,7 +77,7 @@ def convolution(spec: Convolution) -> Problem:
             element(spec.output, spec.c_vector),
         ),
         CONVOLUTION_PARAMETERS,
-        functions + (_store_columns(spec) if spec.columns else _store(spec)),
+        functions + (_store_columns(spec) if spec.columns else _store_phase(spec) if spec.by_phase else _store(spec)),
         (spec.dtype, spec.output),
         KINDS[spec.dtype].compute,
         a_along="k",
@@ -184,6 +192,73 @@ def _scatter(spec: Convolution) -> str:
     at = f"p.a_at + ((batch * p.channels + k / {taps}u) * p.m + m) * {taps}u + k % {taps}u"
     weight = load_functions("a", spec.dtype, False, A_ARGUMENTS, at)
     return f"{_read(spec)}{weight}{_load_b(spec, 'n', 'k', steps, sources)}"
+
+
+def has_phases(kernel: Triple, stride: Triple, dilation: Triple) -> bool:
+    """Is there more than one phase, and is each reached by fewer taps than there are?"""
+    strided = [(k, d) for k, s, d in zip(kernel, stride, dilation, strict=True) if s > 1]
+    return any(k > 1 for k, _ in strided) and all(d == 1 for _, d in strided)
+
+
+def phase_taps(kernel: Triple, stride: Triple) -> Triple:
+    """The taps of a phase in each direction, as many in all: the last may lie beyond the kernel."""
+    z, y, x = (-(-k // s) for k, s in zip(kernel, stride, strict=True))
+    return z, y, x
+
+
+def phase_sizes(size: Triple, stride: Triple) -> Triple:
+    """The places of a phase in each direction, as many in all: the last may lie beyond the result."""
+    return phase_taps(size, stride)
+
+
+def _phase(spec: Convolution) -> str:
+    """`group`, the phase rz, ry, rx of a batch, and its places in each direction."""
+    z, y, x = spec.stride
+    return (
+        f"  let group = batch / {z * y * x}u; let phase = batch % {z * y * x}u;\n"
+        f"  let rx = phase % {x}u; let ry = (phase / {x}u) % {y}u; let rz = phase / {x * y}u;\n"
+        f"  let qd = (p.od + {z - 1}u) / {z}u; let qh = (p.oh + {y - 1}u) / {y}u; let qw = (p.ow + {x - 1}u) / {x}u;\n"
+        "  let places = qd * qh * qw;\n"
+    )
+
+
+def _by_phase(spec: Convolution) -> str:
+    kind, reach, (kd, kh, kw) = KINDS[spec.dtype].compute, phase_taps(spec.kernel, spec.stride), spec.kernel
+    axes = list(zip("zyx", spec.stride, spec.padding, spec.dilation, strict=True))
+    tap = (
+        f"  let channel = group * p.channels + k / {prod(reach)}u; let step = k % {prod(reach)}u;\n"
+        f"  let jx = step % {reach[2]}u; let jy = (step / {reach[2]}u) % {reach[1]}u;\n"
+        f"  let jz = step / {reach[1] * reach[2]}u;\n"
+        + "".join(f"  let t{axis} = (r{axis} + {p}u) % {s}u + j{axis} * {s}u;\n" for axis, s, p, _ in axes)
+        + f"  if (tz >= {kd}u || ty >= {kh}u || tx >= {kw}u) {{ return {kind}(0); }}\n"
+    )
+    sources = ", ".join(f"i32(q{axis} + (r{axis} + {p}u) / {s}u) - i32(j{axis} * {d}u)" for axis, s, p, d in axes)
+    return (
+        f"{_read(spec)}fn load_a({A_ARGUMENTS}) -> {kind} {{\n{_phase(spec)}{tap}"
+        f"  let i = p.a_at + (channel * p.m + m) * {kd * kh * kw}u + (tz * {kh}u + ty) * {kw}u + tx;\n"
+        f"  return {load(spec.dtype, 'a', 'i')};\n}}\n"
+        f"fn load_b(batch: u32, k: u32, n: u32) -> {kind} {{\n{_phase(spec)}{tap}"
+        "  let image = n / places; let place = n % places;\n"
+        "  let qx = place % qw; let qy = (place / qw) % qh; let qz = place / (qw * qh);\n"
+        f"  return x_at(image, channel, {sources});\n}}\n"
+    )
+
+
+def _store_phase(spec: Convolution) -> str:
+    kind, (z, y, x) = KINDS[spec.dtype].compute, spec.stride
+    value = "value"
+    if spec.bias:
+        value = f"value + vec4<{kind}>({load(spec.dtype, 'd', '(p.d_at + group * p.m + m)')})"
+    return (
+        f"fn store4(batch: u32, part: u32, m: u32, n: u32, value: vec4<{kind}>) {{\n{_phase(spec)}  var v = {value};\n"
+        "  for (var j = 0u; j < 4u; j++) {\n    let place = (n + j) % places;\n"
+        f"    let ox = (place % qw) * {x}u + rx; let oy = ((place / qw) % qh) * {y}u + ry;\n"
+        f"    let oz = (place / (qw * qh)) * {z}u + rz;\n"
+        "    if (n + j < p.n && oz < p.od && oy < p.oh && ox < p.ow) {\n"
+        "      let at = p.c_at + ((n + j) / places) * p.o_image + (group * p.m + m) * p.o_channel;\n"
+        f"      c[at + ((oz * p.oh + oy) * p.ow + ox) * p.o_place] = {stored(spec.output, 'v[j]')};\n"
+        "    }\n  }\n}\n"
+    )
 
 
 def _weight(spec: Convolution) -> str:

@@ -33,9 +33,21 @@ fn hypot_f32(a: f32, b: f32) -> f32 {
   if (is_nan(a) || is_nan(b)) { return quiet_nan(); }
   let large = max(abs(a), abs(b));
   if (large == 0.0) { return 0.0; }
-  let ratio = min(abs(a), abs(b)) / large;
-  return large * sqrt(1.0 + ratio * ratio);
+  let small = min(abs(a), abs(b));
+  // By powers of two, which are exact, into a range whose squares neither overflow nor vanish.
+  let up = select(select(1.0, 1.2676506e30, large < 1e-15), 7.888609e-31, large > 1e15);
+  let x = large * up; let y = small * up;
+  let root = sqrt(x * x + y * y);
+  // One step of Newton's with the squares' rounding in it: what is left is the last rounding.
+  let xh = upper_half(x); let yh = upper_half(y); let rh = upper_half(root);
+  let xl = x - xh; let yl = y - yh; let rl = root - rh;
+  let high = (xh - rh) * (xh + rh) + yh * yh;
+  let low = 2.0 * (xh * xl + yh * yl - rh * rl) + (xl * xl + yl * yl - rl * rl);
+  return (root + (high + low) / (2.0 * root)) / up;
 }
+
+// The leading twelve bits: a product of two such numbers is exact.
+fn upper_half(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }
 
 fn fmod_f32(x: f32, y: f32) -> f32 {
   if (is_nan(x) || is_nan(y) || is_inf(x) || y == 0.0) { return quiet_nan(); }
@@ -81,7 +93,15 @@ fn trunc_divide_f32(x: f32, y: f32) -> f32 { return trunc(divide_f32(x, y)); }
 fn rounded_to_half(x: f32) -> f32 {
   let bits = bitcast<u32>(x);
   if (!is_finite(x)) { return x; }
+  if (abs(x) >= 65520.0) { return copysign_f32(infinity(), x); }
+  if (abs(x) < 6.1035156e-5) { return round(x * 16777216.0) * 5.9604645e-8; }
   return bitcast<f32>((bits + 0xfffu + ((bits >> 13u) & 1u)) & 0xffffe000u);
+}
+
+fn rounded_to_bfloat16(x: f32) -> f32 {
+  if (is_nan(x)) { return x; }
+  let bits = bitcast<u32>(x);
+  return bitcast<f32>((bits + 0x7fffu + ((bits >> 16u) & 1u)) & 0xffff0000u);
 }
 
 fn next_after(x: f32, y: f32) -> f32 {

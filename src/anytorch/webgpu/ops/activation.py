@@ -48,7 +48,7 @@ ACTIVATIONS = {
     "hardswish": Rule("{0} * minimum_{T}(maximum_{T}({0} + 3.0, 0.0), 6.0) / 6.0"),
     "hardsigmoid": Rule("minimum_{T}(maximum_{T}({0} + 3.0, 0.0), 6.0) / 6.0"),
     "softshrink": Rule("select(select(select(0.0, {0}, is_nan({0})), {0} + {1}, {0} < -{1}), {0} - {1}, {0} > {1})"),
-    "hardshrink": Rule("select({0}, {T}(0), at_most_{T}(-{1}, {0}) && at_most_{T}({0}, {1}))"),
+    "hardshrink": Rule("select({0}, {T}(0), at_most_{T}(-{1}, {0}) && at_most_{T}({0}, {1}))", rounded=True),
     "_prelu_kernel": Rule("select({0} * {1}, {0}, {0} > {T}(0))"),
 }
 
@@ -87,8 +87,8 @@ GRADIENTS = {
     "hardtanh_backward": Rule("select({0}, {T}(0), at_most_{T}({1}, {2}) || at_most_{T}({3}, {1}))", compute="output"),
     "hardswish_backward": Rule("{0} * hardswish_slope({1})"),
     "hardsigmoid_backward": Rule("select(0.0, {0} / 6.0, {1} > -3.0 && {1} < 3.0)"),
-    "softshrink_backward": Rule("select({0}, {T}(0), at_most_{T}(-{2}, {1}) && at_most_{T}({1}, {2}))"),
-    "hardshrink_backward": Rule("select({0}, {T}(0), at_most_{T}(-{2}, {1}) && at_most_{T}({1}, {2}))"),
+    "softshrink_backward": Rule("select({0}, {T}(0), at_most_{T}(-{2}, {1}) && at_most_{T}({1}, {2}))", rounded=True),
+    "hardshrink_backward": Rule("select({0}, {T}(0), at_most_{T}(-{2}, {1}) && at_most_{T}({1}, {2}))", rounded=True),
 }
 
 # Gradients that may be functions of the result: the place of the slope among the arguments, and torch's name for the op.

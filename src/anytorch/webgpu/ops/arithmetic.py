@@ -10,7 +10,7 @@ import torch
 
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import RULES, op_of, pointwise_kernel, register_forms, register_pointwise
-from anytorch.webgpu.pointwise import Compute, Rule
+from anytorch.webgpu.pointwise import ROUNDED, Compute, Rule
 from anytorch.webgpu.tensors import KEY, aten
 
 
@@ -50,9 +50,9 @@ BINARY = {
     "mul.Tensor": Rule("{0} * {1}"),
     "div.Tensor": _float("divide_{T}({0}, {1})"),
     "floor_divide": Rule("floor_divide_{T}({0}, {1})"),
-    "fmod.Tensor": Rule("fmod_{T}({0}, {1})"),
-    "remainder.Tensor": Rule("remainder_{T}({0}, {1})"),
-    "remainder.Scalar_Tensor": Rule("remainder_{T}({0}, {1})"),
+    "fmod.Tensor": Rule("fmod_{T}({0}, {1})", rounded=True),
+    "remainder.Tensor": Rule("remainder_{T}({0}, {1})", rounded=True),
+    "remainder.Scalar_Tensor": Rule("remainder_{T}({0}, {1})", rounded=True),
     "maximum": Rule("maximum_{T}({0}, {1})"),
     "minimum": Rule("minimum_{T}({0}, {1})"),
     "fmax": Rule("fmax_{T}({0}, {1})"),
@@ -67,7 +67,7 @@ BINARY = {
     "gcd": Rule("gcd_{T}({0}, {1})"),
     "lcm": Rule("lcm_{T}({0}, {1})"),
     "pow.Tensor_Tensor": Rule("pow_{T}({0}, {1})"),
-    "pow.Scalar": Rule("pow_{T}({0}, {1})"),
+    "pow.Scalar": Rule("pow_{T}({0}, {1})", rounded=True),
 }
 
 # The end nearer to the weight is the one that is met exactly, as in torch.
@@ -100,10 +100,7 @@ POWERS: dict[float, tuple[str, Compute]] = {
 
 
 # In a half type torch rounds the quotient to the type before it cuts off the fraction.
-NARROW_TRUNC = {
-    torch.float16: Rule("trunc(rounded_to_half(divide_{T}({0}, {1})))"),
-    torch.bfloat16: Rule("trunc(bitcast<f32>(bf16_bits(divide_{T}({0}, {1})) << 16u))"),
-}
+NARROW_TRUNC = {dtype: Rule(f"trunc({rounding.format('divide_{T}({0}, {1})')})") for dtype, rounding in ROUNDED.items()}
 
 
 def _division(op: Any) -> Callable[..., Any]:
@@ -118,14 +115,14 @@ def _division(op: Any) -> Callable[..., Any]:
         chosen = kernels[rounding_mode]
         if rounding_mode == "trunc":
             dtypes = {v.dtype for v in args if isinstance(v, torch.Tensor)}
-            if len(dtypes) == 1:
+            if len(dtypes) == 1 and isinstance(args[1], torch.Tensor):  # not where it divides by a number
                 chosen = narrow.get(dtypes.pop(), chosen)
         return chosen(*args, rounding_mode=rounding_mode, **kwargs)
 
     return divide
 
 
-POWER = Rule("pow_{T}({0}, {1})")
+POWER = Rule("pow_{T}({0}, {1})", rounded=True)
 
 
 def _power(op: Any) -> Callable[..., Any]:

@@ -361,6 +361,11 @@ def scaled_dot_product_attention(
             out = sized_tensor(*known.result)
             known(addresses, out.data_ptr())
             return out
+    if min(q.dim(), k.dim(), v.dim()) < 2:
+        raise RuntimeError(
+            "Expected query, key, and value to all be  at least 2 dimensional, but got "
+            f"query.dim: {q.dim()} key.dim: {k.dim()} and value.dim: {v.dim()} instead."
+        )
     if not q.dtype == k.dtype == v.dtype:
         raise RuntimeError(
             f"Expected query, key, and value to have the same dtype, but got query.dtype: {q.dtype} "

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import RULES, op_of, pointwise_kernel, register_forms, register_pointwise
 from anytorch.webgpu.launch import overlap
 from anytorch.webgpu.pointwise import Rule, number
-from anytorch.webgpu.tensors import aten
+from anytorch.webgpu.tensors import KEY, aten
 
 # A comparison that holds for equal values is not left to the compiler: `x <= x` may be folded to true, and x may be a NaN.
 COMPARISONS = {
@@ -41,6 +42,13 @@ LOGIC = {
     "heaviside": Rule("select(select({T}(0), {T}(1), {0} > {T}(0)), {1}, {0} == {T}(0))"),
 }
 
+SHIFTS = {  # their in-place forms have names of their own
+    "__ilshift__.Tensor": LOGIC["__lshift__.Tensor"],
+    "__ilshift__.Scalar": LOGIC["__lshift__.Scalar"],
+    "__irshift__.Tensor": LOGIC["__rshift__.Tensor"],
+    "__irshift__.Scalar": LOGIC["__rshift__.Scalar"],
+}
+
 LOWER = Rule("maximum_{T}({0}, {1})")
 UPPER = Rule("minimum_{T}({0}, {1})")
 BOTH = Rule("minimum_{T}(maximum_{T}({0}, {1}), {2})")
@@ -49,7 +57,7 @@ SELECTION = {
     **dict.fromkeys(("clamp_min", "clamp_min.Tensor"), LOWER),
     **dict.fromkeys(("clamp_max", "clamp_max.Tensor"), UPPER),
     "where.self": Rule("select({2}, {1}, {0} != {T}(0))", compute="output"),
-    "threshold": Rule("select({0}, {2}, at_most_{T}({0}, {1}))", compute="output"),
+    "threshold": Rule("select({0}, {2}, at_most_{T}({0}, {1}))", compute="output", constant=True),
 }
 
 # Tests of a float's bits. Of an integer's value they are known without looking.
@@ -73,7 +81,13 @@ EXPANDED = (  # torch's own words
 
 def _masked_fill(op: Any) -> Callable[..., Any]:
     """In place, an expanded tensor may be filled, as on the CPU: a value written twice to one place is the same value."""
-    kernel = pointwise_kernel(op, MASKED_FILL)
+    unchecked = pointwise_kernel(op, MASKED_FILL)
+
+    def kernel(self: torch.Tensor, mask: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if mask.dtype is not torch.bool:
+            raise RuntimeError(f"masked_fill_ only supports boolean masks, but got mask with dtype {mask.dtype}")
+        return unchecked(self, mask, *args, **kwargs)
+
     if op._opname != "masked_fill_":
         return kernel
 
@@ -151,6 +165,8 @@ def _nan_to_num(op: Any) -> Callable[..., Any]:
     unchanged = pointwise_kernel(op, Rule(lambda *_: "{0}", compute="input"))
 
     def replace(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if tensor.is_complex():
+            return fallback(op, tensor, *args, **kwargs)
         return kernels.get(tensor.dtype, unchanged)(tensor, *args, **kwargs)
 
     return replace
@@ -159,9 +175,11 @@ def _nan_to_num(op: Any) -> Callable[..., Any]:
 def register(library: torch.library.Library) -> None:
     for name, expression in COMPARISONS.items():
         for overload in ("Tensor", "Scalar"):
-            register_pointwise(library, op_of(f"{name}.{overload}"), Rule("{bool}" + expression))
+            register_pointwise(library, op_of(f"{name}.{overload}"), Rule("{bool}" + expression, rounded=True))
     for name, rule in (*LOGIC.items(), *SELECTION.items()):
         register_pointwise(library, op_of(name), rule)
+    for name, rule in SHIFTS.items():
+        library.impl(op_of(name), pointwise_kernel(op_of(name), rule), KEY)
     for op in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
         RULES[op] = MASKED_FILL
         register_forms(library, op, _masked_fill)

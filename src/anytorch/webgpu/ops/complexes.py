@@ -115,7 +115,12 @@ def angle(x: torch.Tensor) -> torch.Tensor:
 def exponential(x: torch.Tensor) -> torch.Tensor:
     real, imaginary = parts(x)
     size = real.exp()
-    return joined(size * imaginary.cos(), size * imaginary.sin())
+    # Nothing and infinity turned by what is no angle are what they were: exp(-inf + nan j) is 0.
+    turned = [
+        torch.where((size == 0) & ~imaginary.isfinite(), size, size * part)
+        for part in (imaginary.cos(), imaginary.sin())
+    ]
+    return joined(*turned)
 
 
 def logarithm(x: torch.Tensor) -> torch.Tensor:
@@ -255,7 +260,7 @@ def computed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = op._opname
     in_place = name.endswith("_") and not name.endswith("__")
     name = name.removesuffix("_") if in_place else name
-    dtypes = _dtypes((*args, *kwargs.values()))
+    dtypes = _dtypes((*args, *[value for key, value in kwargs.items() if key != "out"]))
     if name in MAKERS:
         function = MAKERS[name]
     elif DTYPE in dtypes and dtypes <= {DTYPE, *OTHERS} and name in OPS:

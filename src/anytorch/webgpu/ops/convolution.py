@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -75,6 +76,14 @@ def _compute(
     key = ("convolution", kind, x.dtype, result.dtype, sizes, groups, geometry, layouts, bias is None, alignment)
 
     channels = x.shape[1] // groups
+    kernel, stride, _, dilation = geometry
+    phases = prod(stride) if kind == "scatter" and wgsl.has_phases(kernel, stride, dilation) else 1
+    by_phase = n, k
+    if phases > 1:
+        by_phase = (
+            x.shape[0] * prod(wgsl.phase_sizes(_spatial(other), stride)),
+            channels * prod(wgsl.phase_taps(kernel, stride)),
+        )
 
     def planned(choice: Tiling, output: torch.dtype) -> Plan:
         plan: Plan | None = plans[key, choice, output]
@@ -93,8 +102,10 @@ def _compute(
                 b_vector=taps_first and own_places and fours and _in_fours(x),
                 columns=tiled and not split,
                 c_vector=fours and not split and _in_fours(result),
+                by_phase=phases > 1 and not split,
             )
-            numbers, launched = schedule_grid(schedule, groups, m, n, k, choice.splits)
+            batches, columns, steps = (groups * phases, *by_phase) if spec.by_phase else (groups, n, k)
+            numbers, launched = schedule_grid(schedule, batches, m, columns, steps, choice.splits)
             bound = [a, x, *([bias] if bias is not None and not split else [])]
             plan = plans[key, choice, output] = Plan(
                 (spec, schedule),
@@ -140,7 +151,7 @@ def _compute(
         choice = Tiling(DIRECT)
         if x.dtype in FLOATS:
             along = "k" if kind == "weight" else "n"
-            shape = Shape(groups, m, n, k, along, gathered=True)
+            shape = Shape(groups * phases, m, *by_phase, along, gathered=True)
             choice = choose(open_runtime(), shape, name_of(x.dtype), computed, prepare=prepare)
         plans[key] = choice
     computed(choice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -92,6 +93,14 @@ def arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.T
         shape: tuple[int, ...] = (-((start - end) // step),)  # the usual case; the rest, and what is wrong, is torch's
     else:
         shape = aten.arange.start_step(start, end, step, dtype=out.dtype, device=META).shape
+    if out.numel() not in (0, shape[0]):
+        warnings.warn(  # torch's own words
+            f"The number of elements in the out tensor of shape {list(out.shape)} is {out.numel()} which does not match the "
+            f"computed number of elements {shape[0]}. Note that this may occur as a result of rounding error. "
+            f"The out tensor will be resized to a tensor of shape ({shape[0]},).",
+            stacklevel=2,
+        )
+        out.resize_(shape)
     return _counted_into(out, shape[0], STEPS, aten.arange.start_out, (start, step))
 
 

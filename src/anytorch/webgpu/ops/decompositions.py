@@ -27,8 +27,7 @@ TORCH = (
     "_add_relu.Tensor", "_weight_norm_interface", "channel_shuffle", "isin.Scalar_Tensor",
     "isin.Tensor_Scalar", "isin.Tensor_Tensor", "linalg_cross", "logspace", "max_unpool2d", "max_unpool3d",
     "multi_margin_loss", "multilabel_margin_loss_forward", "mvlgamma", "renorm", "trace", "tril_indices",
-    "triu_indices", "unfold_backward", "__ilshift__.Scalar", "__ilshift__.Tensor", "__irshift__.Scalar",
-    "__irshift__.Tensor", "addmm.dtype", "baddbmm.dtype", "floor_divide_.Tensor", "pixel_shuffle",
+    "triu_indices", "unfold_backward", "addmm.dtype", "baddbmm.dtype", "floor_divide_.Tensor", "pixel_shuffle",
     "pixel_unshuffle", "narrow_copy",
 )  # fmt: skip
 
@@ -187,6 +186,8 @@ def glu_jvp(result: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, dim: int) -
 
 
 def nonzero_static(x: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
+    if size < 0:
+        raise RuntimeError("nonzero_static: 'size' must be an non-negative integer")
     found = x.nonzero()[:size]
     missing = torch.full((size - found.size(0), found.size(1)), fill_value, dtype=torch.int64, device=device())
     return torch.cat((found, missing))

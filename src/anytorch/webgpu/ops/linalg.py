@@ -13,7 +13,7 @@ import torch
 
 from anytorch.webgpu.factors import factorise_cholesky, factorise_lu, solve_triangular, swap_rows
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.launch import NoKernel, infer
+from anytorch.webgpu.launch import NoKernel, infer, without_elements
 from anytorch.webgpu.tensors import NAME, aten, is_ours, new_tensor
 
 LARGEST = 1024  # rows or columns
@@ -45,14 +45,14 @@ def _flat(matrices: torch.Tensor, batch: Sequence[int] | None = None) -> torch.T
     """(batch, rows, columns): a view, to be written; with `batch`, broadcast to that, to be read. A matrix that all of the
     batch share stays one."""
     if batch is None:
-        return matrices.view(-1, *matrices.shape[-2:])
+        return matrices.view(matrices.shape[:-2].numel(), *matrices.shape[-2:])
     if matrices.shape[:-2].numel() == 1:
         return matrices.reshape(matrices.shape[-2:]).expand(torch.Size(batch).numel(), -1, -1)
-    return matrices.expand(*batch, -1, -1).reshape(-1, *matrices.shape[-2:])
+    return matrices.expand(*batch, -1, -1).reshape(torch.Size(batch).numel(), *matrices.shape[-2:])
 
 
 def _flat_pivots(pivots: torch.Tensor, batch: Sequence[int]) -> torch.Tensor:
-    return pivots.contiguous().expand(*batch, -1).reshape(-1, pivots.shape[-1])
+    return pivots.contiguous().expand(*batch, -1).reshape(torch.Size(batch).numel(), pivots.shape[-1])
 
 
 def _factorised(a: torch.Tensor, lu: torch.Tensor, pivots: torch.Tensor, infos: torch.Tensor | None = None) -> None:
@@ -165,6 +165,8 @@ def slogdet(a: torch.Tensor) -> Any:
 
 
 def lu_unpack(lu: torch.Tensor, pivots: torch.Tensor, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
+    if not lu.numel():
+        return without_elements(aten.lu_unpack.default, (lu, pivots, unpack_data, unpack_pivots), {})
     made = _made(aten.lu_unpack.default, lu, pivots, unpack_data, unpack_pivots)
     if unpack_pivots and bool(((pivots < 1) | (pivots > lu.shape[-2])).any()):
         raise RuntimeError(  # torch's own words
@@ -187,6 +189,8 @@ def _unpacked(made: Any, lu: torch.Tensor, pivots: torch.Tensor, data: bool, per
 
 
 def lu(a: torch.Tensor, *, pivot: bool = True) -> Any:
+    if not a.numel():
+        return without_elements(aten.linalg_lu.default, (a,), {"pivot": pivot})
     made = _made(aten.linalg_lu.default, a, pivot=pivot)
     if not pivot:
         raise NoKernel

@@ -134,14 +134,21 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> Four:
-    if indices.dim() != 1 or offsets.dim() != 1:
+    if indices.dim() not in (1, 2):
+        raise RuntimeError(f"input has to be a 1D or 2D Tensor, but got Tensor of dimension {indices.dim()}")
+    if offsets.dim() != 1:
+        raise RuntimeError(f"offsets has to be a 1D Tensor, but got Tensor of dimension {offsets.dim()}")
+    if weight.dim() != 2:
+        raise RuntimeError(f"weight has to be a 2D Tensor, but got Tensor of dimension {weight.dim()}")
+    if indices.dim() != 1:
         raise RuntimeError("embedding_bag: indices and offsets must be vectors")
     bags, width = offsets.numel() - int(include_last_offset), weight.size(1)
     # Which bag each index is in: a mark where each bag begins, summed up.
     owner = counted(offsets[:bags], indices.numel()).cumsum(0, dtype=torch.int64) - 1
     places = owner if padding_idx < 0 else owner.masked_fill(indices.eq(padding_idx), -1)
     sizes = counted(places, bags)
-    rows = weight.index_select(0, indices)
+    told = "embedding_bag: Expected idx >= 0 && idx < num_embeddings"
+    rows = selecting(weight, 0, indices).checked(told, weight).read(weight)
     named = torch.zeros(0, dtype=indices.dtype, device=device())
     if mode == MAX:
         wide = torch.full((bags, width), float("-inf"), dtype=torch.float32, device=device())

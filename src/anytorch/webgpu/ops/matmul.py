@@ -43,6 +43,10 @@ def _check(op: Any, *tensors: torch.Tensor) -> None:
     found = plans[key]
     if found is None:
         check_devices(op, *tensors)
+        a, b = tensors[-2:]
+        if a.dim() == b.dim() == 2 and a.shape[1] != b.shape[0]:
+            sizes = " and ".join(f"{t.shape[0]}x{t.shape[1]}" for t in (a, b))
+            raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({sizes})")
         infer(op, *tensors)
         found = plans[key] = _usable(*tensors)
     if not found:

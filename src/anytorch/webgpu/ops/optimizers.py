@@ -240,10 +240,13 @@ def _runs(loop: Loop, lists: Sequence[Tensors]) -> list[list[int]]:
 def run(loop: Loop, lists: Sequence[Tensors], numbers: Sequence[Any]) -> None:
     """Do every item of the lists; `numbers` has one each, or is empty."""
     first = lists[0]
-    if any(len(column) != len(first) for column in lists) or (loop.number and len(numbers) != len(first)):
-        lengths = [len(column) for column in lists]
+    for column in lists[1:]:
+        if len(column) != len(first):
+            raise RuntimeError(f"Tensor lists must have the same number of tensors, got {len(first)} and {len(column)}")
+    if loop.number and len(numbers) != len(first):
         raise RuntimeError(
-            f"Tensor lists must have the same number of tensors, got {lengths} and {len(numbers)} numbers"
+            "Tensor list must have same number of elements as scalar list. "
+            f"Got {len(first)} tensors and {len(numbers)} numbers"
         )
     # A tensor named twice is changed twice, one after the other.
     twice = len({t.data_ptr() for t in first}) < len(first)

@@ -11,7 +11,7 @@ import torch
 from anytorch.gpu.wgsl import pool as wgsl
 from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.copies import narrowed
-from anytorch.webgpu.dtypes import FLOATS, name_of, usable
+from anytorch.webgpu.dtypes import FLOATS, name_of, spoken, usable
 from anytorch.webgpu.kernels import op_of, register_kernels
 from anytorch.webgpu.launch import NoKernel, infer
 from anytorch.webgpu.per_element import new_words, per_element
@@ -43,8 +43,13 @@ def _numbers(x: torch.Tensor, y: torch.Tensor, rank: int) -> list[tuple[str, str
 
 def _maximum(op: Any, x: torch.Tensor, args: Sequence[Any], rank: int, window: wgsl.Window) -> Any:
     made, places = infer(op, x, *args)
+    if x.dtype is torch.bool or (window.adaptive and not x.is_floating_point() and not x.is_complex()):
+        raise NotImplementedError(f'"{op._opname}" not implemented for {spoken(x.dtype)!r}')
     if not usable(x.dtype, torch.int64):
         raise NoKernel
+    if x.dim() == rank + 1 == 4 and x.unsqueeze(0).is_contiguous(memory_format=torch.channels_last_3d):
+        # torch's meta kernel forgets the layout of a sample without a batch
+        made, places = (t.unsqueeze(0).contiguous(memory_format=torch.channels_last_3d)[0] for t in (made, places))
     y, index = new_words(made), new_words(places)
     body = wgsl.maximum(window, KINDS[name_of(x.dtype)].compute, "i64")
     per_element([("x", x)], [("y", y), ("index", index)], _numbers(x, y, rank), y.numel(), body)

@@ -121,7 +121,7 @@ DISTRIBUTIONS = {
     "geometric_": Distribution(
         "geometric", lambda p, _: not 0 < p < 1, "geometric_ expects p to be in (0, 1), but got p={}", True
     ),
-    "cauchy_": Distribution("cauchy"),
+    "cauchy_": Distribution("cauchy", lambda _, sigma: sigma <= 0, "cauchy_ expects sigma > 0.0, but found sigma={1}"),
 }
 
 
@@ -137,6 +137,8 @@ def _distribution(op: Any, drawn: Distribution) -> Callable[..., torch.Tensor]:
         first, second = (*values, 0.0)[:2]
         if drawn.wrong(float(first), float(second)):
             raise RuntimeError(drawn.expects.format(float(first), float(second)))
+        if not self.numel():
+            return self
         if not (drawn.integers or self.is_floating_point() or self.is_complex()):
             raise NotImplementedError(f'"{op._opname}" not implemented for {spoken(self.dtype)!r}')
         if not computable(self.dtype) or self.dtype is torch.float64:

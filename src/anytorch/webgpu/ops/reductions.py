@@ -17,7 +17,7 @@ from anytorch.webgpu.copies import contiguous, narrowed, on_device
 from anytorch.webgpu.dtypes import name_of, usable, word_dtype
 from anytorch.webgpu.folds import find_fold, part_states, reduce_dims
 from anytorch.webgpu.kernels import op_of, register_kernels
-from anytorch.webgpu.launch import NoKernel, infer, launch
+from anytorch.webgpu.launch import NoKernel, infer, launch, without_elements
 from anytorch.webgpu.rows import row_geometry
 from anytorch.webgpu.tensors import aten, new_contiguous
 
@@ -46,6 +46,8 @@ def _in_result(name: str) -> Reduction:
 
 def _spread(name: str, results: tuple[int, ...]) -> Reduction:
     def choose(values: dict[str, Any], dtypes: list[torch.dtype]) -> Chosen:
+        if not values["self"].is_floating_point():
+            raise RuntimeError("std and var only support floating point and complex dtypes")
         correction = values.get("correction")
         if correction is None:
             correction = 0.0 if values.get("unbiased") is False else 1.0
@@ -98,6 +100,9 @@ def _kernel(op: Any, reduction: Reduction) -> Callable[..., Any]:
     def first_call(key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         x: torch.Tensor = values["self"]
+        if not x.numel():
+            return without_elements(op, args, kwargs)
+        _check_once(values.get("dim"), x.dim())
         inferred = infer(op, *args, **kwargs)
         results = inferred if isinstance(inferred, tuple) else (inferred,)
         dtypes, size = [result.dtype for result in results], results[0].size()
@@ -105,18 +110,12 @@ def _kernel(op: Any, reduction: Reduction) -> Callable[..., Any]:
         if chosen is None:
             raise NoKernel
         name, scalars, compute = chosen
-        if name in ("amax", "amin") and not x.numel() and size.numel():
-            raise RuntimeError(
-                f"{op.overloadpacket}(): Expected reduction dim to be specified for input.numel() == 0. "
-                "Specify the reduction dim with the 'dim' argument."
-            )
         # An index asked for without its value: the value is written all the same.
         wanted = (x.dtype, dtypes[0]) if max(indices) >= len(indices) else tuple(dtypes)
         dims = _dims(op, values.get("dim"), x.dim())
-        if x.numel():
-            fold = find_fold(name, (x,), dims, wanted, size, scalars, compute)
-            if fold is not None:
-                plans[key] = fold
+        fold = find_fold(name, (x,), dims, wanted, size, scalars, compute)
+        if fold is not None:
+            plans[key] = fold
         return returned(reduce_dims(name, (x,), dims, wanted, size, scalars, compute))
 
     def returned(made: list[torch.Tensor]) -> Any:
@@ -138,6 +137,15 @@ def _kernel(op: Any, reduction: Reduction) -> Callable[..., Any]:
     return kernel
 
 
+def _check_once(dims: Any, rank: int) -> None:
+    """Raise torch's own error for a dimension that is named twice."""
+    if isinstance(dims, (list, tuple)) and rank:
+        counted = [d % rank for d in dims if -rank <= d < rank]
+        for d in counted:
+            if counted.count(d) > 1:
+                raise RuntimeError(f"dim {d} appears multiple times in the list of dims")
+
+
 def _dims(op: Any, dim: Any, rank: int) -> Sequence[int]:
     """The dimensions an op's argument means, in order."""
     if rank > 64:  # torch keeps them in the bits of a word
@@ -151,6 +159,8 @@ def _dims(op: Any, dim: Any, rank: int) -> Sequence[int]:
 
 
 def _aminmax(self: torch.Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    if not self.numel():
+        return without_elements(aten.aminmax.default, (self,), {"dim": dim, "keepdim": keepdim})
     low, _ = infer(aten.aminmax.default, self, dim=dim, keepdim=keepdim)
     if not usable(low.dtype):
         raise NoKernel

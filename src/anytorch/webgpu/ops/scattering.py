@@ -140,6 +140,11 @@ def reduced(place: Place, target: torch.Tensor, source: torch.Tensor, mode: str,
         place.write(target, source)
         return
     check_bindable(target, source)  # all steps, or none
+    if mode == "mean" and target.dtype in (torch.float16, torch.bfloat16):  # rounded once
+        wide = target.float()
+        reduced(place, wide, source.float(), mode, include_self)
+        target.copy_(wide)
+        return
     if not include_self:
         place.write(target, constant(identity(target.dtype, mode), target.dtype))
     place.combine(target, source, "sum" if mode == "mean" else mode)
