@@ -14,8 +14,8 @@ launch to its end, divided by the tokens. A recorded step is replayed 32 times a
 of the host: 256 new tokens by one call, wall time. "scheduled" is what `TextGenerator` computes, without its tokenizer: as
 many requests as texts, greedy, from the moment all have their first token to the end of all, wall time; "by chance" is the
 same with temperature 0.7, top_k 20 and top_p 0.8. "transformers" (where installed) is its `generate` with the same
-weights, 16 tokens, wall time. torch.compile's step has a static cache of 1,089 places, as transformers'
-has, and is recorded, too.
+weights, 16 tokens, wall time; "transformers' static step" (with --compiled) is the same with its static cache, torch.compile
+and CUDA graphs, 256 tokens. torch.compile's step has a static cache of 1,089 places, and is recorded, too.
 
 Packed weights ("int4 launch") are compared with what they stand for: the gap may be as large as what rounding the inputs
 of the reference to 8 bits makes of its logits.
@@ -182,8 +182,8 @@ def of_transformers(decoder: Decoder, name: str) -> Any:
     return made.to("cuda").eval()
 
 
-def transformers_timed(peer: Any, given: list[list[int]], new: int) -> Callable[[], float]:
-    """ms per token of `generate`, greedy, with its default cache."""
+def transformers_timed(peer: Any, given: list[list[int]], new: int, **options: Any) -> Callable[[], float]:
+    """ms per token of `generate`, greedy, with its default cache or as the options ask."""
     ids = torch.tensor(given, device="cuda")
     mask = torch.ones_like(ids)
 
@@ -192,7 +192,9 @@ def transformers_timed(peer: Any, given: list[list[int]], new: int) -> Callable[
         for count in (1, new):
             torch.cuda.synchronize()
             begun = time.perf_counter()
-            made = peer.generate(ids, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False)
+            made = peer.generate(
+                ids, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False, **options
+            )
             torch.cuda.synchronize()
             assert made.shape[1] == ids.shape[1] + count
             took.append(time.perf_counter() - begun)
@@ -317,6 +319,9 @@ def measure(
     if find_spec("transformers") is not None:
         peer = of_transformers(decoder, name)
         sides["transformers"] = transformers_timed(peer, given, 17)
+        if compiled:
+            static = transformers_timed(peer, given, 257, cache_implementation="static")
+            sides["transformers' static step"] = static
     if compiled:
         sides["torch.compile's step"] = steps_timed(Compiled(decoder, rows, positions))
     for one in weights if rows == 1 else ():  # last, as the decoder gets what each stands for

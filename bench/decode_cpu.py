@@ -8,7 +8,8 @@
 Random weights of Qwen3-0.6B's shape with a vocabulary of 32,000 and a tied head, batch 1, greedy. For each precision all
 contenders have the same weights (rounded each in its own way for int8 and int4) and take turns, a generation at a time; the
 table gives the best and the median time per token, without the prompt, and which share of the read bandwidth that is: bytes
-of weights that a token reads, by the best time, by the bandwidth measured between the turns (torch adds up 256 MiB).
+of weights that a token reads, by the time, by the bandwidth measured just before and after (torch adds up 256 MiB), the
+median of all turns.
 Answers come first: after the prompt and some more tokens every contender's logits are compared with the float32 decoder's on
 the weights it should have. For int8 and int4 ours must be as close to that as rounding the inputs explains, times 1.5: the
 reference is computed with inputs rounded, too. llama.cpp's, which rounds in its own way, must be as close to the unrounded
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import statistics
 import tempfile
@@ -33,10 +35,12 @@ from typing import Any
 import torch
 from decode_cpu_llama import Llama, libraries, write_gguf
 from provenance import provenance, write_results
+from safetensors.torch import save_file
 from torch import nn
 
 from anytorch import native
 from anytorch.text.decoders import Decoder
+from anytorch.text.decoders.loading import load_decoder
 from anytorch.text.decoders.spec import read_spec
 from anytorch.text.generate.bandwidth import measure_read
 from anytorch.text.persistent.host import HostKernel
@@ -73,7 +77,16 @@ def made(layers: int) -> Decoder:
     for name, parameter in decoder.named_parameters():
         if "norm" not in name:
             parameter.normal_(0, 0.04)
-    return decoder.to(torch.bfloat16)
+    return as_loaded(decoder.to(torch.bfloat16), torch.bfloat16)
+
+
+def as_loaded(decoder: Decoder, dtype: torch.dtype) -> Decoder:
+    """The same weights in memory as `load_decoder` leaves them, from a folder as they are published."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps({**SHAPE, "num_hidden_layers": decoder.spec.layers}))
+        state = {name: value for name, value in decoder.state_dict().items() if name != "lm_head.weight"}  # tied
+        save_file(state, Path(folder, "model.safetensors"))
+        return load_decoder(folder, "cpu", dtype)
 
 
 def as_transformers(decoder: Decoder) -> Any:
@@ -148,7 +161,7 @@ def of_unpacked(decoder: Decoder, precision: str, ids: list[int]) -> tuple[torch
     plain.load_state_dict(decoder.state_dict())
     for layer in plain.modules():
         if isinstance(layer, nn.Linear):
-            memory = PanelMemory([tuple(layer.weight.shape)], precision, lambda _address, _nbytes: None)
+            memory = PanelMemory([tuple(layer.weight.shape)], precision)
             layer.weight = nn.Parameter(unpacked(memory.add(layer.weight)), requires_grad=False)
     logits = reference(plain, ids)
     for layer in plain.modules():
@@ -191,8 +204,7 @@ def must_be(what: str, error: float, allowed: float) -> None:
 def compare(base: Decoder, precision: str, llama: Any, options: argparse.Namespace) -> dict[str, Any]:
     decoder = base
     if precision == "float32":
-        decoder = Decoder(base.spec).eval().requires_grad_(False)
-        decoder.load_state_dict(base.state_dict())
+        decoder = as_loaded(base, torch.float32)
     ids = torch.randint(
         0, base.spec.vocabulary, (options.prompt + CHECKED,), generator=torch.Generator().manual_seed(1)
     ).tolist()
@@ -229,22 +241,26 @@ def compare(base: Decoder, precision: str, llama: Any, options: argparse.Namespa
         must_be("llama.cpp", to_unrounded["llama.cpp"], LLAMA_ALLOWED.get(precision) or 2 * to_unrounded["anytorch"])
         runs["llama.cpp"] = llamas(peer, base.spec.vocabulary)
     times: dict[str, list[float]] = {name: [] for name in runs}
+    shares: dict[str, list[float]] = {name: [] for name in runs}
     bandwidths = []
     for turn in range(options.rounds + 1):
-        bandwidths.append(measure_read(torch.device("cpu")))
         for name, generate in runs.items():
+            # A machine's neighbours take bandwidth for seconds at a time: what counts is what there was meanwhile.
+            before = measure_read(torch.device("cpu"))
             seconds, _tokens = generate(ids, options.tokens)
+            after = measure_read(torch.device("cpu"))
             if turn:  # the first turn warms up
                 times[name].append(seconds / options.tokens * 1e3)
+                shares[name].append(nbytes[name] / 1e6 / times[name][-1] / ((before + after) / 2))
+                bandwidths += [before, after]
     if peer is not None:
         peer.close()
         path.unlink()
     best = {name: min(taken) for name, taken in times.items()}
-    bandwidth = max(bandwidths)
-    print(f"{precision}: {bandwidth:.1f} GB/s read at best (median {statistics.median(bandwidths):.1f})")
+    print(f"{precision}: {max(bandwidths):.1f} GB/s read at best (median {statistics.median(bandwidths):.1f})")
     entry: dict[str, Any] = {"precision": precision, "gb_per_s": bandwidths, "contenders": {}}
     for name, taken in times.items():
-        share = nbytes[name] / 1e6 / best[name] / bandwidth
+        share = statistics.median(shares[name])
         ratios = [a / b for a, b in zip(taken, times["anytorch"], strict=True)]  # neighbours in time
         print(
             f"    {name:13} {best[name]:7.2f} ms/token at best, median {statistics.median(taken):7.2f};"
@@ -254,7 +270,7 @@ def compare(base: Decoder, precision: str, llama: Any, options: argparse.Namespa
         entry["contenders"][name] = {
             "ms_per_token": taken,
             "weight_nbytes": nbytes[name],
-            "share_of_bandwidth": share,
+            "share_of_bandwidth": shares[name],
             "times_ours": ratios,
             "logits_off": errors.get(name),
             "logits_off_unrounded": to_unrounded.get(name),

@@ -4,13 +4,14 @@ The peers are in bench/embed_cpu.py; this file looks inside our own encoder. One
 the threads themselves (the machine may be shared), the real all-MiniLM-L6-v2 and real sentences and passages.
 The answer is checked first: every format against float32, and float32 against the stored cosine limit in the tests.
 
-python bench/packed_encoder.py [--threads 1] [--level avx2] [--sentences 400] [--passages 40] [--output results.json]
+python bench/packed_encoder.py [--threads 1] [--level avx2 | --levels] [--sentences 400] [--passages 40] [--output FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -91,10 +92,44 @@ def table(spec: EncoderSpec, starts: np.ndarray, seconds: dict[str, float], peak
     }
 
 
+def inside(
+    level: str | None, options: argparse.Namespace, spec: EncoderSpec, weights: EncoderWeights, batches: dict[str, Any]
+) -> dict[str, Any]:
+    """One level of SIMD: the core's peaks by it, and every format's parts."""
+    library = binding.open_library(level)
+    peaks = {name: max(library.encoder_peak(kind, 20_000) for _ in range(5)) for name, kind in PEAKS.items()}
+    found: dict[str, Any] = {
+        "load_average": round(os.getloadavg()[0], 2),
+        "peak_gflop_per_s": {name: round(peak / 1e9, 1) for name, peak in peaks.items()},
+        "formats": {},
+    }
+    reference: dict[str, np.ndarray] = {}
+    for name in options.formats.split(","):
+        quantization = None if name == "None" else name
+        with PackedEncoder(
+            spec, weights, normalize=True, quantization=quantization, threads=options.threads, level=level
+        ) as encoder:
+            bits = encoder.activation_bits
+            peak = peaks[{32: "float32", 16: "16-bit pairs", 8: "8-bit fours"}[bits]]
+            one: dict[str, Any] = {"activation_bits": bits, "linear_nbytes": encoder.linear_nbytes}
+            for kind, batch in batches.items():
+                vectors = encoder.run(*batch)
+                cosine = (vectors * reference.setdefault(kind, vectors)).sum(1)
+                timing = table(spec, batch[1], measure(encoder, batch, options.repeats), peak)
+                one[kind] = {"cosine_mean": float(cosine.mean()), "cosine_min": float(cosine.min()), **timing}
+        found["formats"][name] = one
+        print(native.level(level).name, name, json.dumps(one, indent=1))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--level", choices=native.supported(), default=None)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--level", choices=native.supported(), default=None)
+    which.add_argument(
+        "--levels", action="store_true", help="every level of this CPU, one after the other, in one file"
+    )
     parser.add_argument("--sentences", type=int, default=400)
     parser.add_argument("--passages", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
@@ -108,35 +143,22 @@ def main() -> None:
         "sentences": tokenize(folder, corpus.sentences(2000)[: options.sentences]),
         "passages": tokenize(folder, corpus.passages(200)[: options.passages]),
     }
-    library = binding.open_library(options.level)
-    peaks = {name: max(library.encoder_peak(kind, 20_000) for _ in range(5)) for name, kind in PEAKS.items()}
     report: dict[str, Any] = {
         **provenance(),
-        "level": native.level(options.level).name,
         "threads": options.threads,
-        "peak_gflop_per_s": {name: round(peak / 1e9, 1) for name, peak in peaks.items()},
         "tokens": {name: int(starts[-1]) for name, (_, starts) in batches.items()},
-        "formats": {},
     }
-    print(json.dumps({key: value for key, value in report.items() if key != "formats"}))
-    reference: dict[str, np.ndarray] = {}
-    for name in options.formats.split(","):
-        quantization = None if name == "None" else name
-        with PackedEncoder(
-            spec, weights, normalize=True, quantization=quantization, threads=options.threads, level=options.level
-        ) as encoder:
-            bits = encoder.activation_bits
-            peak = peaks[{32: "float32", 16: "16-bit pairs", 8: "8-bit fours"}[bits]]
-            found: dict[str, Any] = {"activation_bits": bits, "linear_nbytes": encoder.linear_nbytes}
-            for kind, batch in batches.items():
-                vectors = encoder.run(*batch)
-                cosine = (vectors * reference.setdefault(kind, vectors)).sum(1)
-                timing = table(spec, batch[1], measure(encoder, batch, options.repeats), peak)
-                found[kind] = {"cosine_mean": float(cosine.mean()), "cosine_min": float(cosine.min()), **timing}
-        report["formats"][name] = found
-        print(name, json.dumps(found, indent=1))
-    if options.output:
-        write_results(options.output, report)
+    print(json.dumps(report))
+    if options.levels:
+        report["levels"] = {}
+        for level in native.supported():
+            report["levels"][level] = inside(level, options, spec, weights, batches)
+            if options.output:  # what there is, should the rest be cut off
+                write_results(options.output, report)
+    else:
+        report |= {"level": native.level(options.level).name, **inside(options.level, options, spec, weights, batches)}
+        if options.output:
+            write_results(options.output, report)
 
 
 if __name__ == "__main__":

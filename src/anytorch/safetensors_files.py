@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from anytorch import large_pages
 from anytorch.errors import ModelError
 from anytorch.files import parse_json
 
@@ -280,6 +281,7 @@ def read_bytes(path: str | Path, offset: int, nbytes: int) -> torch.Tensor:
     import torch
 
     data = torch.empty(nbytes, dtype=torch.uint8)
+    large_pages.ask(data.data_ptr(), nbytes)
     view = memoryview((ctypes.c_char * nbytes).from_address(data.data_ptr())).cast("B") if nbytes else memoryview(b"")
     read_into(path, offset, view)
     return data

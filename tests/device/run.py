@@ -134,13 +134,14 @@ def described(variables: dict[str, str]) -> dict[str, Any]:
     return dict(told)
 
 
-def provenance_of(variables: dict[str, str]) -> dict[str, Any]:
-    """What bench/provenance.py says, asked for where our sources are on the path."""
-    code = f"import json, sys; sys.path.insert(0, {str(ROOT / 'bench')!r}); sys.argv = [{str(Path(__file__))!r}]; "
-    code += "from provenance import provenance; print(json.dumps(provenance()))"
-    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+def write(output: Path, found: dict[str, Any], variables: dict[str, str]) -> None:
+    """By bench/provenance.py, in a process in which our sources are on the path."""
+    code = (
+        f"import json, sys, pathlib; sys.path.insert(0, {str(ROOT / 'bench')!r}); sys.argv = [{str(Path(__file__))!r}]\n"
+        "from provenance import provenance, write_results\n"
+        f"write_results(pathlib.Path({str(output)!r}), {{**provenance(), **json.load(sys.stdin)}})"
+    )
+    subprocess.run([sys.executable, "-c", code], env=variables, input=json.dumps(found), text=True, check=True)
 
 
 def main() -> int:
@@ -174,9 +175,8 @@ def main() -> int:
     if not stand_in():
         short = "-".join(about["device"].lower().replace("nvidia", "").split()) or "device"
         output = Path(os.environ.get("OUTPUT") or ROOT / "bench" / "results" / f"device-tests-{short}.json")
-        whole = {**provenance_of(variables), **about, "passed": passed, **totals, "seconds": seconds, "groups": groups}
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(whole, indent=1) + "\n")
+        whole = {**about, "passed": passed, **totals, "seconds": seconds, "groups": groups}
+        write(output, whole, variables)
         print(f"written to {output}")
     return 1 if totals["failed"] or not passed else 0
 

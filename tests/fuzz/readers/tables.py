@@ -55,18 +55,24 @@ def texts(data: bytes) -> None:
     assert sum(len(chunk.texts) for chunk in source.chunks(3, skip=1)) == max(0, rows - 1)
 
 
-KINDS_OF_FILES = ("a.md", "a.txt", "a.py", "a.csv", "a.jsonl", "a.parquet", "a.txt.gz", "a.json")
+KINDS_OF_FILES = ("a.md", "a.txt", "a.py", "a.csv", "a.jsonl", "a.parquet", "a.txt.gz", "a.json", "a.ipynb")
+CELLS = ('{"cells": [', '{"cell_type": "code", "source": ["', '"]}', "]}")
 
 
 @target(
-    "passages", "text", errors=(InputError, UsageError), words=(*ROWS, "# ", "\n\n", "def f():", "    ", "x" * 3000)
+    "passages",
+    "text",
+    errors=(InputError, UsageError),
+    words=(*ROWS, *CELLS, "# ", "\n\n", "def f():", "    ", "x" * 3000),
 )
 def passages(data: bytes) -> None:
     """A file of a folder gives passages that are short and say something, or is refused: the first byte names its kind."""
     kind = KINDS_OF_FILES[data[0] % len(KINDS_OF_FILES)] if data else "a.txt"
     for passage in passages_of(scratch.file(kind, data[1:])):
         assert passage.text.strip() and passage.place >= 1
-        assert len(passage.text) <= 2 * MOST_CHARACTERS or not kind.endswith((".md", ".txt", ".py", ".json", ".gz"))
+        assert len(passage.text) <= 2 * MOST_CHARACTERS or not kind.endswith(
+            (".md", ".txt", ".py", ".json", ".gz", ".ipynb")
+        )
 
 
 @target("facts", errors=())

@@ -104,6 +104,17 @@ def test_half_precision_is_as_near_as_transformers(dtype: str, tmp_path: Path) -
     assert anytorch.load_decoder(tmp_path, dtype="float32").lm_head.weight.dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_all_weights_are_made_where_large_pages_were_asked_for(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _theirs("qwen3").to(torch.bfloat16).save_pretrained(tmp_path)
+    asked: list[range] = []
+    monkeypatch.setattr("anytorch.large_pages.ask", lambda begin, nbytes: asked.append(range(begin, begin + nbytes)))
+    for name, weight in anytorch.load_decoder(tmp_path, "cpu", dtype).named_parameters():
+        assert any(weight.data_ptr() in one and weight.data_ptr() + weight.nbytes - 1 in one for one in asked), name
+
+
 def test_several_files_a_body_alone_and_files_of_earlier_years(tmp_path: Path) -> None:
     theirs, ids = _theirs("llama 3", tie_word_embeddings=True), _ids(12)
     theirs.save_pretrained(tmp_path / "several", max_shard_size="20KB")

@@ -16,7 +16,7 @@ from anytorch import settings
 from anytorch.cli.commands.reset import forget_all
 from anytorch.cli.main import main
 from anytorch.errors import InputError
-from anytorch.text.embed import ArrowEngine, encoder_builder
+from anytorch.text.embed import ArrowEngine, encoder_builder, passages
 from anytorch.text.embed import folder as folder_module
 from anytorch.text.embed.folder import FolderIndex
 from anytorch.text.embed.passages import MOST_CHARACTERS, Passage, paragraphs, passages_of, pieces, short_enough
@@ -78,8 +78,11 @@ def test_an_update_embeds_only_what_is_new_or_changed(notes: Path, fake_engine: 
     assert texts(third) == texts(again)
 
 
-def test_a_long_update_is_saved_on_the_way(notes: Path, fake_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_module, "SAVE_S", -1.0)
+@pytest.mark.parametrize(("every_s", "end"), [(-1.0, MemoryError), (60.0, KeyboardInterrupt)])
+def test_what_a_long_update_has_finished_is_kept(
+    notes: Path, fake_engine: Make, monkeypatch: pytest.MonkeyPatch, every_s: float, end: type[BaseException]
+) -> None:
+    monkeypatch.setattr(folder_module, "SAVE_S", every_s)
     monkeypatch.setattr(folder_module, "AT_ONCE", 1)
     engine = fake_engine()
     encode, calls = engine.encode, []
@@ -87,11 +90,11 @@ def test_a_long_update_is_saved_on_the_way(notes: Path, fake_engine: Make, monke
     def interrupted(*given: Any, **named: Any) -> Any:
         calls.append(given)
         if len(calls) == 3:
-            raise KeyboardInterrupt
+            raise end
         return encode(*given, **named)
 
     monkeypatch.setattr(engine, "encode", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(end):
         FolderIndex(notes, engine).update()
     monkeypatch.setattr(engine, "encode", encode)
     assert FolderIndex(notes, engine).update().added == 2, "two of four files were kept"
@@ -128,12 +131,103 @@ def test_what_cannot_be_read_is_left_out_with_its_reason(
         FolderIndex(notes / "home.md", fake_engine())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="its kinds of files and names")
+def test_odd_files_of_a_folder(notes: Path, fake_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gzip
+    import os
+
+    monkeypatch.setattr(passages, "MOST_NBYTES", 1 << 20)
+    deep = notes / "with space" / "größer" / "deep"
+    deep.mkdir(parents=True)
+    (deep / "a b ö.txt").write_text("found in the deep")
+    (deep / "up").symlink_to(notes, target_is_directory=True)
+    (notes / "itself.txt").symlink_to("itself.txt")
+    (notes / "nowhere.txt").symlink_to("gone.txt")
+    (notes / "endless.txt").symlink_to("/dev/zero")
+    os.mkfifo(notes / "pipe.txt")
+    for name, part in (("bomb.txt.gz", b"a line\n"), ("bomb.csv.gz", b"a,b\n")):
+        (notes / name).write_bytes(gzip.compress(part * 400_000))
+    (notes / "large.txt").write_bytes(b"x" * ((1 << 20) + 1))
+    (notes / "half.jsonl").write_text('{"text": "half \\ud800", "n": 1}\n')
+    (notes / os.fsdecode(b"b\xff.txt")).write_text("no name")
+    index = FolderIndex(notes, fake_engine())
+    done = index.update()
+    assert {one.path.name: one.why for one in done.skipped} == {
+        "b\udcff.txt": "its name is not UTF-8",
+        "bomb.csv.gz": "larger than 1 MiB",
+        "bomb.txt.gz": "larger than 1 MiB",
+        "half.jsonl": "row 1, column 'text' holds a lone surrogate (U+D800), which is not a character",
+        "endless.txt": "is not a regular file",
+        "itself.txt": "Too many levels of symbolic links",
+        "large.txt": "larger than 1 MiB",
+        "nowhere.txt": "No such file or directory",
+        "pipe.txt": "is not a regular file",
+    }
+    assert done.files == 5
+    assert index.search("found in the deep", k=1)[0].path == deep / "a b ö.txt", "once, not through the link upwards"
+    assert FolderIndex(notes, fake_engine()).update().added == 0
+
+
+def test_a_folder_that_cannot_be_listed_is_told(
+    notes: Path, fake_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    scandir = os.scandir
+
+    def refusing(path: Any = ".") -> Any:
+        if str(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    done = FolderIndex(notes, fake_engine()).update()
+    assert [(one.path.name, one.why) for one in done.skipped] == [("sub", "Permission denied")] and done.files == 2
+
+
+def test_a_cache_that_cannot_be_written_keeps_nobody_from_an_answer(notes: Path, fake_engine: Make) -> None:
+    index = FolderIndex(notes, fake_engine())
+    index.path.parent.parent.mkdir(parents=True, exist_ok=True)
+    index.path.parent.write_text("a file in the folder's place")
+    done = index.update()
+    assert done.files == 4 and str(index.path) in done.unsaved
+    assert index.search("größer", k=1)[0].path == notes / "windows.txt"
+
+
+def test_cells_of_a_notebook(tmp_path: Path) -> None:
+    """As nbformat 4 has them; a picture's base64 is nobody's note."""
+    drawn = [{"output_type": "display_data", "data": {"image/png": "iVBORw0KGgo" * 1000}, "metadata": {}}]
+    cells = [
+        {"cell_type": "markdown", "metadata": {}, "source": ["# Boats\n", "\n", "They float."]},
+        {
+            "cell_type": "code",
+            "metadata": {},
+            "execution_count": 1,
+            "outputs": drawn,
+            "source": "import os\nprint(os.name)",
+        },
+        {"cell_type": "raw", "metadata": {}, "source": []},
+    ]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells}))
+    assert passages_of(tmp_path / "a.ipynb") == [
+        Passage("# Boats\n\nThey float.", 1),
+        Passage("import os\nprint(os.name)", 2),
+    ]
+    for text in ("{}", "[1]", "no JSON", '{"cells": [1]}', '{"cells": [{"source": 1, "cell_type": "code"}]}'):
+        (tmp_path / "a.ipynb").write_text(text)
+        with pytest.raises(InputError, match="is not a notebook"):
+            passages_of(tmp_path / "a.ipynb")
+
+
 def test_pages_of_a_pdf(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call that pypdf documents: PdfReader(path).pages, each with extract_text()."""
-    pages = [SimpleNamespace(extract_text=lambda: "first page"), SimpleNamespace(extract_text=lambda: "second\npage")]
+    pages = [
+        SimpleNamespace(extract_text=lambda: "first page"),
+        SimpleNamespace(extract_text=lambda: "second\npage \ud800"),
+    ]
     monkeypatch.setitem(sys.modules, "pypdf", SimpleNamespace(PdfReader=lambda path: SimpleNamespace(pages=pages)))
     (notes / "book.pdf").write_bytes(b"%PDF-1.4")
-    assert passages_of(notes / "book.pdf") == [Passage("first page", 1), Passage("second\npage", 2)]
+    assert passages_of(notes / "book.pdf") == [Passage("first page", 1), Passage("second\npage ?", 2)]
 
 
 def test_cutting() -> None:

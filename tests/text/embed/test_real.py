@@ -6,12 +6,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
 from anytorch.text.embed.engine import ArrowEngine
+
+LAVAPIPE = Path(__file__).resolve().parents[3] / ".cache" / "mesa" / "lvp.json"
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +210,28 @@ def test_a_folder_with_every_module(
     np.testing.assert_allclose(engine.encode(TEXTS, prompt="query"), saved.encode_query(TEXTS), atol=2e-5)
     short = saved.encode(TEXTS, truncate_dim=8, normalize_embeddings=True)
     np.testing.assert_allclose(engine.encode(TEXTS, dim=8), short, atol=2e-5)
+
+
+@pytest.mark.long
+def test_a_software_adapter_answers_from_an_empty_cache(
+    run_script: Any, real_engine: Any, cosine: Any, tmp_path: Path, missing: Callable[[str, str], NoReturn]
+) -> None:
+    """How long it takes: bench/webgpu_first_answer.py. Measuring layouts, which took minutes, is bounded by `measure_s`."""
+    if not LAVAPIPE.exists():
+        missing("webgpu-adapter", "tools/software-vulkan.sh")
+    told = run_script(
+        f"""
+        import anytorch
+        engine = anytorch.ArrowEngine(device="vulkan")
+        answer(vectors=engine.encode({TEXTS!r}).tolist(), device=engine.device, text=engine.explain())
+        """,
+        {
+            "VK_ICD_FILENAMES": str(LAVAPIPE), "XDG_RUNTIME_DIR": "/tmp", "ANYTORCH_CACHE_DIR": str(tmp_path),
+            "ANYTORCH_STRICT": "1",
+        },
+    )  # fmt: skip
+    assert told["device"] == "webgpu:0", told["text"]
+    assert cosine(told["vectors"], real_engine().encode(TEXTS)).min() >= 0.9999
 
 
 @pytest.mark.slow

@@ -92,13 +92,16 @@ def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "bandwidth_of", lambda device: bandwidth.Bandwidth(10.0, "measured"))
 
 
-@pytest.fixture(params=["HostKernel", "RecordedSteps", "transformers"])
+@pytest.fixture(params=["HostKernel", "RecordedSteps", "ModelSteps", "transformers"])
 def llama(models: dict[str, Path], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A generator for every way to compute tokens: what it does must not depend on it."""
+    from anytorch.text.generate import loading
     from anytorch.text.generate.generator import TextGenerator
 
     if request.param == "RecordedSteps":
         without_compiler(monkeypatch)
+    if request.param == "ModelSteps":  # as if it were another family
+        monkeypatch.setattr(loading, "FAMILIES", ())
     kernel = "off" if request.param == "transformers" else "auto"
     with TextGenerator(models["llama"], device="cpu", kernel=kernel) as generator:
         assert generator.describe()["decoding"] == request.param

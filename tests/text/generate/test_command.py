@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from anytorch.cli.main import main
+from anytorch.cli.output import Output
 from anytorch.text.generate.generator import TextGenerator
 
 Answer = tuple[int, str, str]
@@ -98,3 +101,18 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
     status, out, err = cli("x", *(str(models["llama"]) if word == "MODEL" else word for word in arguments))
     assert (status, out) == (2, "")
     assert words in err
+
+
+def test_the_model_that_comes_along_is_waited_for_by_its_name(
+    models: dict[str, Path], cli: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+
+    @contextmanager
+    def waiting(self: Any, what: str) -> Iterator[None]:
+        waited.append(what)
+        yield
+
+    monkeypatch.setattr(Output, "waiting", waiting)
+    assert cli("The", "--max-tokens", "2")[0] == cli("The", "--max-tokens", "2", "--model", str(models["gpt2"]))[0] == 0
+    assert waited == ["loading tiny-writer", f"loading {models['gpt2']}"]

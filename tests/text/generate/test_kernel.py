@@ -229,19 +229,32 @@ def test_bfloat16_goes_through_the_kernel(models: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("family", "options", "why"),
     [
-        ("gpt2", {}, "do not know the family gpt2"),
-        ("llama", {"kernel": "off"}, "kernel='off'"),
-        ("llama", {"quantization": "int2"}, "no weights in int2"),
+        ("gpt2", {"kernel": "off"}, "kernel='off'"),
         ("llama", {"device_budget": "110KB"}, "does not fit"),
     ],
 )
-def test_everything_else_is_transformers_and_says_why(
-    models: dict[str, Path], family: str, options: dict[str, Any], why: str
-) -> None:
+def test_op_by_op_says_why(models: dict[str, Path], family: str, options: dict[str, Any], why: str) -> None:
     with TextGenerator(models[family], device="cpu", **options) as generator:
         assert generator.describe()["decoding"] == "transformers"
         assert f"tokens by transformers: op by op: {generator._loaded.why_none}" in generator.explain()
         assert why in generator.explain()
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "why"),
+    [("gpt2", {}, "do not know the family gpt2"), ("llama", {"quantization": "int2"}, "no weights in int2")],
+)
+def test_everything_else_is_a_step_of_transformers_and_says_why(
+    models: dict[str, Path], family: str, options: dict[str, Any], why: str
+) -> None:
+    found = []
+    for kernel_ in ("auto", "off"):
+        with TextGenerator(models[family], device="cpu", kernel=kernel_, **options) as generator:
+            assert generator.describe()["decoding"] == ("ModelSteps" if kernel_ == "auto" else "transformers")
+            assert why in generator.explain() or kernel_ == "off"
+            streams = [generator.stream(prompt, max_tokens=20, temperature=0) for prompt in PROMPTS]
+            found.append([stream.completion().text for stream in streams])
+    assert found[0] == found[1]
 
 
 def test_what_our_decoder_does_not_know_is_computed_by_transformers(models: dict[str, Path], tmp_path: Path) -> None:
@@ -262,10 +275,9 @@ def test_a_device_that_cannot_compute_the_steps_is_left_to_transformers(
     without_compiler(monkeypatch)
     monkeypatch.setattr(kernel.RecordedSteps, "step", fails)
     with TextGenerator(models["llama"], device="cpu") as generator:
-        assert (
-            generator.describe()["decoding_why"]
-            == "op by op: our decoder does not run on cpu: NotImplementedError: no such op"
-        )
+        facts = generator.describe()
+        assert facts["decoding"] == "ModelSteps"
+        assert facts["decoding_why"].endswith("; our decoder does not run on cpu: NotImplementedError: no such op")
 
 
 def test_a_generator_without_a_compiler_says_so(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +396,7 @@ def texts_by(decoder: Any, kind: type[RecordedSteps]) -> list[tuple[list[int], s
 def test_tokens_that_the_device_chooses_are_those_of_its_logits(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = texts_by(opened.decoder, RecordedSteps)
+    wanted = texts_by(opened.model, RecordedSteps)
     at_once: set[int] = set()
     tokens = AheadSteps.tokens
 
@@ -393,12 +405,12 @@ def test_tokens_that_the_device_chooses_are_those_of_its_logits(
         return tokens(self, rows, choices)
 
     monkeypatch.setattr(AheadSteps, "tokens", seen)
-    assert texts_by(opened.decoder, AheadSteps) == wanted
+    assert texts_by(opened.model, AheadSteps) == wanted
     assert 3 in at_once and {len(made) for made, reason in wanted if reason == "length"} >= {7, 9}
 
 
 def test_a_device_that_fails_to_choose_is_asked_for_logits(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = texts_by(opened.decoder, RecordedSteps)
+    wanted = texts_by(opened.model, RecordedSteps)
     tokens, failures = AheadSteps.tokens, []
 
     def fails(self: AheadSteps, rows: Any, choices: Any) -> Any:
@@ -409,9 +421,9 @@ def test_a_device_that_fails_to_choose_is_asked_for_logits(opened: Opened, monke
             yield made
 
     monkeypatch.setattr(AheadSteps, "tokens", fails)
-    assert texts_by(opened.decoder, AheadSteps) == wanted and failures
+    assert texts_by(opened.model, AheadSteps) == wanted and failures
 
 
 def test_packed_weights_need_a_gpu_that_launches(opened: Opened) -> None:
     with pytest.raises(ModelError, match="no kernel reads weights in int4 on cpu: it runs on GPUs of NVIDIA"):
-        kernel._open_packed_launch(opened.decoder, "int4")
+        kernel._open_packed_launch(opened.model, "int4")

@@ -47,6 +47,15 @@ def test_code_in_the_folder_is_not_run(copy: Path) -> None:
     assert not (copy / "ran").exists()
 
 
+def test_a_vocabulary_that_is_missing_is_told(models: dict[str, Path], tmp_path: Path) -> None:
+    """transformers makes a GPT-2 tokenizer of no files at all, for which every prompt is empty."""
+    folder = Path(shutil.copytree(models["gpt2"], tmp_path / "copy"))
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(ModelError, match="vocabulary is missing"):
+        TextGenerator(folder, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("break_it", "words"),
     [
@@ -56,6 +65,7 @@ def test_code_in_the_folder_is_not_run(copy: Path) -> None:
         (lambda f: (f / "model.safetensors").unlink(), "no weights"),
         (lambda f: (f / "model.safetensors").write_bytes(b"\0" * 20), "model.safetensors"),
         (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "tokenizer"),
+        (lambda f: (f / "generation_config.json").write_text("{x"), "generation_config.json: cannot be read"),
     ],
 )
 def test_a_folder_that_cannot_be_used_says_why(copy: Path, break_it: Any, words: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -132,7 +135,7 @@ def test_another_thread_can_stop_it_and_none_can_use_it_meanwhile() -> None:
     refused: list[Exception] = []
 
     def look_on() -> None:
-        while not kernel.done:
+        while kernel.done < 2:  # 1 is the prompt's, after which nobody computes for a moment
             pass
         try:
             kernel.step()
@@ -152,11 +155,85 @@ def test_another_thread_can_stop_it_and_none_can_use_it_meanwhile() -> None:
     assert kernel.generate([[5]], 3) == [made[:3]], "it can be used again"
 
 
-def test_numbers_that_are_none_are_an_error() -> None:
+ALIKE = """
+import os, resource, sys, threading
+from tests.text.persistent.test_host import _decoder, _greedy
+from anytorch.text.persistent.host import HostKernel
+
+decoder = _decoder()
+expected = _greedy(decoder, [5], 30)
+
+def right(threads=3):
+    return HostKernel(decoder, positions=40, threads=threads).generate([[5]], 30) == [expected]
+
+"""
+PLIGHTS = {
+    "a child of a process whose workers wait": """
+if not right():
+    sys.exit("the parent's tokens are wrong")
+child = os.fork()
+if not child:
+    os._exit(0 if right() and right(5) else 1)
+if os.waitpid(child, 0)[1] or not right():
+    sys.exit("tokens differ after a fork")
+""",
+    "a system that gives no more threads": """
+right(2)
+taken = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) << 10
+resource.setrlimit(resource.RLIMIT_AS, (taken + (96 << 20),) * 2)
+before = len(os.listdir("/proc/self/task"))
+if not right(64):
+    sys.exit("tokens differ with fewer threads")
+added = len(os.listdir("/proc/self/task")) - before
+if not added < 62:
+    sys.exit(f"the limit did not hold: {added} more threads")
+""",
+    "four at once, of different sizes": """
+found = []
+def some(threads):
+    found.extend(right(threads) for _ in range(5))
+callers = [threading.Thread(target=some, args=(1 + number,)) for number in range(4)]
+for one in callers: one.start()
+for one in callers: one.join()
+if found != [True] * 20:
+    sys.exit(f"tokens differ: {found}")
+""",
+}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+@pytest.mark.parametrize("plight", PLIGHTS)
+def test_workers_that_stay_between_calls_serve_in_any_plight(plight: str) -> None:
+    done = subprocess.run([sys.executable, "-c", ALIKE + PLIGHTS[plight]], capture_output=True, text=True, timeout=120)
+    assert not done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "where", ["norm", "layers.0.self_attn.k_norm", "layers.1.self_attn.q_norm", "layers.0.mlp.up_proj"]
+)
+def test_numbers_that_are_none_are_an_error(where: str) -> None:
     decoder = _decoder()
-    decoder.model.norm.weight.data.fill_(torch.nan)
+    decoder.model.get_submodule(where).weight.data.fill_(torch.nan)
     with pytest.raises(ArithmeticError, match="NaN"):
         HostKernel(decoder, positions=20, threads=2).generate([[1]], 5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 4, 8), (6, 2, 20), (8, 2, 64), (5, 1, 128), (14, 2, 144)])
+def test_heads_of_every_width_and_number_are_weighed_over_several_blocks(heads: int, kv_heads: int, width: int) -> None:
+    config = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": width, "num_hidden_layers": 1}
+    torch.manual_seed(4)
+    decoder = Decoder(read_spec({**SMALL, **FAMILIES["qwen3"], **config}, "a config.json")).eval().requires_grad_(False)
+    for parameter in decoder.parameters():
+        parameter.data.normal_(0, 0.3)
+    exact = copy.deepcopy(decoder).double()
+    ids = torch.randint(0, 60, (150,)).tolist()  # two whole blocks of 64 and a part of one
+    kernel = HostKernel(decoder, positions=160, threads=2)
+    kernel.read(0, ids[:1])
+    for place in range(1, len(ids)):
+        kernel.follow(0, ids[place])
+        found = kernel.step()[0].clone()
+        if place in (1, 7, 63, 64, 65, 127, 128, 149):
+            torch.testing.assert_close(found.double(), exact([ids[: place + 1]])[0, -1], rtol=1e-4, atol=1e-4)
 
 
 def test_what_cannot_be_computed_is_refused() -> None:

@@ -231,7 +231,7 @@ META = [torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1024, dtype=torch.int6
     [
         (lambda: PersistentKernel(world_size=2), "one process decodes on one device"),
         (lambda: PersistentKernel(num_workers=0), "num_workers=0 is invalid"),
-        (lambda: PersistentKernel(num_local_schedulers=-1), "from 0 on"),
+        (lambda: PersistentKernel(num_local_schedulers=-1), "from 0 to"),
         (lambda: PersistentKernel(max_seq_length=True), "max_seq_length=True is invalid"),
         (lambda: PersistentKernel(meta_tensors=META[:1]), "1 tensors"),
         (lambda: PersistentKernel(meta_tensors={"tokens": META[1]}), "no 'step'"),

@@ -41,7 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def _packed(weight: Tensor, weights: str) -> Panels:
-    return PanelMemory([tuple(weight.shape)], weights, lambda _address, _nbytes: None).add(weight)
+    return PanelMemory([tuple(weight.shape)], weights).add(weight)
 
 
 def _groups(x: Tensor) -> Tensor:
@@ -87,10 +87,11 @@ def _kernel(decoder: Decoder, weights: Any, reference: Decoder, **options: Any) 
 
 
 @pytest.mark.parametrize("weights", FORMATS)
-def test_panels_stand_for_what_quant_rounds(weights: str) -> None:
+def test_panels_stand_for_what_quant_rounds(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pages: list[tuple[int, int]] = []
+    monkeypatch.setattr("anytorch.large_pages.ask", lambda address, nbytes: pages.append((address, nbytes)))
     made = [torch.randn(shape) * 0.02 for shape in SHAPES]
-    memory = PanelMemory(SHAPES, weights, lambda address, nbytes: pages.append((address, nbytes)))
+    memory = PanelMemory(SHAPES, weights)
     for weight, packed in [(weight, memory.add(weight)) for weight in made]:
         assert torch.equal(unpacked(packed), unpack(pack(weight, FORMATS[weights])))
         assert packed.codes.data_ptr() % 64 == 0 and packed.scales.data_ptr() % 64 == 0

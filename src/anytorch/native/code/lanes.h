@@ -132,6 +132,17 @@ INLINE vf counting(whole first, whole step) {
   return v;
 }
 INLINE void put_lanes(float* p, vf v) { store(p, v); }
+INLINE void put_lanes(bf16* p, vf v) {
+  const vi wide = as_int(v), odd = (wide >> 16) & 1, rounded = (wide + 0x7fff + odd) >> 16, strange = (wide >> 16) | 64;
+  typedef uint16_t narrow __attribute__((vector_size(2 * W)));
+  const narrow bits = __builtin_convertvector(v != v ? strange : rounded, narrow);
+  memcpy(p, &bits, sizeof bits);
+}
+#if defined(__AVX512F__)
+INLINE void put_lanes(f16* p, vf v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, 0)); }
+#elif defined(__AVX2__)
+INLINE void put_lanes(f16* p, vf v) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, 0)); }
+#endif
 template <typename T>
 INLINE void put_lanes(T* p, vf v) {
   for (int i = 0; i < W; i++) put(p + i, v[i]);
@@ -223,4 +234,9 @@ INLINE whole g_maximum(whole a, whole b) { return a > b ? a : b; }
 INLINE vf g_minimum(vf a, vf b) { return -g_maximum(-a, -b); }
 INLINE float g_minimum(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
 INLINE whole g_minimum(whole a, whole b) { return a < b ? a : b; }
+// The largest lane; not a number if one of them is not, which `largest` passes over.
+INLINE float g_largest(vf v) {
+  const float none = largest(choose(v != v, fill(1.0f), fill(0.0f))), top = largest(v);
+  return none > 0.0f ? std::numeric_limits<float>::quiet_NaN() : top;
+}
 template <typename V> INLINE V g_relu(V x) { return g_maximum(x, V{}); }

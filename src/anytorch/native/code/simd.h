@@ -151,6 +151,29 @@ INLINE void transpose(vf* rows) {
   }
 }
 
+// The sums across W vectors, one in each lane: by halves, as `sum` has it.
+INLINE vf sums_of(vf* rows) {
+  vi low, high;
+  for (int i = 0; i < W; i++) {
+    low[i] = i / 2 + (i % 2 ? W : 0);
+    high[i] = W / 2 + i / 2 + (i % 2 ? W : 0);
+  }
+  for (int left = W / 2; left > 0; left /= 2)
+    for (int i = 0; i < left; i++) {
+#if defined(__clang__)
+      vf first, second;
+      for (int j = 0; j < W; j++) {
+        first[j] = rows[i + j % 2 * left][j / 2];
+        second[j] = rows[i + j % 2 * left][W / 2 + j / 2];
+      }
+      rows[i] = first + second;
+#else
+      rows[i] = __builtin_shuffle(rows[i], rows[i + left], low) + __builtin_shuffle(rows[i], rows[i + left], high);
+#endif
+    }
+  return rows[0];
+}
+
 // e^x for x in [-87, 88]; below, a number that is as good as nothing. 2^n times a polynomial on half a power of two either
 // side, our own fit with a relative error of 1.05e-7.
 INLINE vf vexp(vf x) {

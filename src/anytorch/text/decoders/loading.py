@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from anytorch import large_pages
 from anytorch.devices.choose import resolve
+from anytorch.devices.oom import telling_out_of_memory
 from anytorch.errors import ModelError, UsageError
 from anytorch.files import parse_json
-from anytorch.safetensors_files import StoredTensor, check_layers, locate_tensors, read_tensor
+from anytorch.memory.buffers import bytes_of
+from anytorch.safetensors_files import StoredTensor, check_layers, locate_tensors, read_into, read_tensor, torch_dtype
 from anytorch.text.decoders.model import Decoder
 from anytorch.text.decoders.spec import DecoderSpec, read_spec
 
 PREFIX = "model."
+LINE = 64  # of a cache, in bytes
 COMPUTED = ("rotary_emb.inv_freq",)  # some files hold what follows from config.json
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -49,7 +54,11 @@ def load_decoder(
     chosen = _dtype(dtype, named)
     place = resolve(device).device
     state = {}
+    room = Room(named.values(), chosen) if place.type == "cpu" and taken is None else None
     for name, entry in named.items():
+        if room is not None:
+            state[name] = room.read(entry)
+            continue
         tensor = read_tensor(entry)
         if taken is None or not taken(name, tensor):
             state[name] = tensor.to(place, chosen)
@@ -57,6 +66,34 @@ def load_decoder(
     if spec.tied:
         decoder.lm_head.weight = decoder.model.embed_tokens.weight
     return decoder.requires_grad_(False).eval()
+
+
+class Room:
+    """One piece of memory for all weights on the CPU, in the order a token reads them, in large pages. Raises OutOfMemory.
+
+    Pieces of a few MB each would lie on small pages for the most part: a large one is 2 MB and begins at a multiple of that.
+    """
+
+    def __init__(self, entries: Iterable[StoredTensor], dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._nbytes = sum(self._in_lines(entry) for entry in entries)
+        with telling_out_of_memory("reading a model's weights", "use a smaller dtype or int8 weights, or free memory"):
+            made = torch.empty(self._nbytes + large_pages.NBYTES, dtype=torch.uint8)
+        begin = -made.data_ptr() % large_pages.NBYTES
+        self._left = made[begin : begin + self._nbytes]
+        large_pages.ask(self._left.data_ptr(), self._nbytes)
+
+    def read(self, entry: StoredTensor) -> torch.Tensor:
+        """A stored tensor in the next place. Raises ModelError where its file was cut short."""
+        mine, self._left = self._left[: self._in_lines(entry)], self._left[self._in_lines(entry) :]
+        place = mine[: math.prod(entry.shape) * self._dtype.itemsize].view(self._dtype).view(entry.shape)
+        if torch_dtype(entry) == self._dtype:
+            read_into(entry.path, entry.offset, bytes_of(place))
+            return place
+        return place.copy_(read_tensor(entry))
+
+    def _in_lines(self, entry: StoredTensor) -> int:
+        return -(-math.prod(entry.shape) * self._dtype.itemsize // LINE) * LINE
 
 
 def spec_of(folder: Path) -> DecoderSpec:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anytorch import large_pages
 from anytorch.errors import InputError
+from anytorch.text.decoders.room import room_for
 from anytorch.text.decoders.rotary import tables
 from anytorch.text.decoders.spec import DecoderSpec
 
@@ -22,14 +24,20 @@ PORTION = 512  # tokens of a prompt that are read at once
 class KeyValues:
     """Keys and values of up to `positions` tokens of `rows` texts: [layers, rows, kv_heads, positions, head_width] each.
 
-    `length`: how many tokens of every row are in it.
+    `length`: how many tokens of every row are in it. Raises OutOfMemory.
     """
 
     def __init__(
         self, spec: DecoderSpec, rows: int, positions: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         shape = (spec.layers, rows, spec.kv_heads, positions, spec.head_width)
-        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        each = 2 * spec.layers * spec.kv_width * dtype.itemsize
+        with room_for(rows * positions * each, rows, positions, torch.device(device), lambda nbytes: nbytes // each):
+            self.keys, self.values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+            for kept in (self.keys, self.values):
+                if kept.device.type == "cpu":
+                    large_pages.ask(kept.data_ptr(), kept.nbytes)
+                kept.zero_()
         self.length = 0
 
     @property

@@ -26,8 +26,13 @@ class Rows(ABC):
     rows: int
     positions: int
     kept: KeyValues
+    whole_prompts = False  # True: a prompt is read in one go
     lengths: list[int]  # tokens of each row whose keys and values are kept, or will be after the next step
     _stopping: ctypes.c_int32  # not 0: the generation under way ends, or the next one
+
+    @property
+    def vocabulary(self) -> int:
+        return self.decoder.spec.vocabulary
 
     # --- what each way does its own way -----------------------------------------------------------------------------
 
@@ -57,9 +62,9 @@ class Rows(ABC):
         begin = self.lengths[row] if onward else 0
         if not ids or begin + len(ids) > self.positions:
             raise InputError(f"a prompt of {begin + len(ids)} tokens: there is room for 1 to {self.positions}")
-        bad = [token for token in ids if not 0 <= token < self.decoder.spec.vocabulary]
+        bad = [token for token in ids if not 0 <= token < self.vocabulary]
         if bad:
-            raise InputError(f"{bad[0]} is not a token of {self.decoder.spec.vocabulary}")
+            raise InputError(f"{bad[0]} is not a token of {self.vocabulary}")
         logits = self._read(row, ids, begin, every)
         self.lengths[row] = begin + len(ids)
         self._wait(row)
@@ -75,8 +80,8 @@ class Rows(ABC):
         self._check(row)
         if self.lengths[row] >= self.positions:
             raise InputError(f"row {row} is full: it has {self.positions} tokens")
-        if not 0 <= token < self.decoder.spec.vocabulary:
-            raise InputError(f"{token} is not a token of {self.decoder.spec.vocabulary}")
+        if not 0 <= token < self.vocabulary:
+            raise InputError(f"{token} is not a token of {self.vocabulary}")
         self._put(row, token, self.lengths[row])
         self.lengths[row] += 1
 

@@ -8,6 +8,7 @@ a recording for every power of two of the context and of the rows in use, as att
 from __future__ import annotations
 
 import ctypes
+from abc import abstractmethod
 
 import torch
 from torch import Tensor
@@ -21,28 +22,27 @@ from anytorch.text.decoders.rows import Rows
 LEAST_PLACES = 64  # of the shortest recording
 
 
-class RecordedSteps(Rows):
-    """`rows` texts of up to `positions` tokens each by a decoder on any device, one replay for each token of all of them.
+class PlacedSteps(Rows):
+    """`Rows` whose tokens and places lie where a recording of the step reads them: one replay for a token of all rows.
 
     A row that nobody reads computes something that nobody looks at. Not for several threads at once.
     """
 
-    def __init__(self, decoder: Decoder, rows: int = 1, positions: int | None = None) -> None:
-        spec, weight = decoder.spec, decoder.lm_head.weight
-        self.decoder, self.rows = decoder, rows
-        self.positions = min(positions or spec.max_positions, spec.max_positions)
-        self.kept = KeyValues(spec, rows, self.positions, weight.dtype, weight.device)
+    def __init__(self, rows: int, positions: int, device: torch.device) -> None:
+        self.rows, self.positions = rows, positions
         self.lengths, self._stopping = [0] * rows, ctypes.c_int32()
         self._next = torch.zeros(2, rows, dtype=torch.int64)  # tokens and their places, on the host
-        self._given = self._next.to(
-            weight.device, copy=True
-        )  # the same for the device, at one place for all recordings
+        self._given = self._next.to(device, copy=True)  # the same for the device, at one place for all recordings
         self._ids, self._places = self._given
-        self._cos, self._sin = (one.to(weight.dtype) for one in tables(spec, self.positions, weight.device))
-        self._every_row = torch.arange(rows, device=weight.device)
-        self._every_place = torch.arange(self.positions, device=weight.device)
-        self._recorder = Recorder(weight.device)
-        self._held: dict[int, Tensor] = {}  # weights that recordings read, even if a kernel lays them out anew
+        self._recorder = Recorder(device)
+
+    @abstractmethod
+    def _computed(self, rows: int, places: int) -> Tensor:
+        """The step of the first so many rows and places: logits, [rows, vocabulary]. It may be run again without harm, which
+        warming up and recording need."""
+
+    def _kept_alive(self, rows: int, places: int) -> Tensor:
+        return self._computed(rows, places)
 
     @property
     def recorded(self) -> str:
@@ -63,16 +63,30 @@ class RecordedSteps(Rows):
         places = 1 << (max(self.lengths) + ahead - 1).bit_length()
         return rows, min(self.positions, max(LEAST_PLACES, places))
 
-    def _kept_alive(self, rows: int, places: int) -> Tensor:
-        self._held.update((one.data_ptr(), one.detach()) for one in self.decoder.parameters())
-        return self._computed(rows, places)
-
     def _put(self, row: int, token: int, place: int) -> None:
         self._next[:, row] = torch.tensor((token, place))
 
     def _wait(self, row: int) -> None:
         # Steps of other rows compute this one, too, and write its key: to a place that has none yet.
         self._next[1, row] = min(self.lengths[row], self.positions - 1)
+
+
+class RecordedSteps(PlacedSteps):
+    """`rows` texts of up to `positions` tokens each by a decoder on any device."""
+
+    def __init__(self, decoder: Decoder, rows: int = 1, positions: int | None = None) -> None:
+        spec, weight = decoder.spec, decoder.lm_head.weight
+        super().__init__(rows, min(positions or spec.max_positions, spec.max_positions), weight.device)
+        self.decoder = decoder
+        self.kept = KeyValues(spec, rows, self.positions, weight.dtype, weight.device)
+        self._cos, self._sin = (one.to(weight.dtype) for one in tables(spec, self.positions, weight.device))
+        self._every_row = torch.arange(rows, device=weight.device)
+        self._every_place = torch.arange(self.positions, device=weight.device)
+        self._held: dict[int, Tensor] = {}  # weights that recordings read, even if a kernel lays them out anew
+
+    def _kept_alive(self, rows: int, places: int) -> Tensor:
+        self._held.update((one.data_ptr(), one.detach()) for one in self.decoder.parameters())
+        return self._computed(rows, places)
 
     @torch.no_grad()
     def _computed(self, rows: int, places: int) -> Tensor:

@@ -278,9 +278,12 @@ class _TextReader(_Reader):
             yield line
 
 
-def text_of_file(path: Path) -> str:
+def text_of_file(path: Path, most_nbytes: int) -> str:
     """The text of a file, by its mark or as UTF-8. Raises InputError for anything else, and for bytes that are no text."""
-    raw = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
+    with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
+        raw = file.read(most_nbytes + 1)  # a small .gz can hold very much
+    if len(raw) > most_nbytes:
+        raise InputError(f"{path.name}: larger than {most_nbytes >> 20} MiB")
     encoding = _encoding(raw[:4])
     if encoding == "utf-8-sig" and b"\0" in raw[:8192]:
         raise InputError(f"{path.name}: is not text")

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from anytorch import limits, logs, settings
-from anytorch.errors import InputError
+from anytorch.errors import InputError, OutputError
 from anytorch.files import replacing
 from anytorch.text.embed.bar import Progress, shown
 from anytorch.text.embed.engine import ArrowEngine
@@ -56,6 +56,7 @@ class FolderUpdate:
     changed: int
     removed: int
     skipped: tuple[Skipped, ...]
+    unsaved: str = ""  # why the index could not be written: the next update does all of this again
 
 
 class _File:
@@ -89,15 +90,21 @@ class FolderIndex:
     def update(self, progress: Progress | bool | None = None) -> FolderUpdate:
         """Read what is new or changed in the folder, and forget what is gone.
 
-        A file that cannot be read is skipped, with the reason. Raises OutputError when the index cannot be written; what
-        was finished before is kept.
+        A file that cannot be read is skipped, with the reason. Where the index cannot be written it serves this object
+        alone (`unsaved`). What was embedded before Ctrl-C is kept.
         """
-        stored, skipped = self._load(), []
+        skipped: list[Skipped] = []
+        stored = self._load()
         self._files = {}
         waiting: list[tuple[str, _File]] = []
         added = changed = 0
-        for path in files_in(self.folder):
+        for path in files_in(self.folder, skipped):
             name = path.relative_to(self.folder).as_posix()
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                skipped.append(Skipped(path, "its name is not UTF-8"))
+                continue
             try:
                 facts = path.stat()
                 stamp = (facts.st_size, facts.st_mtime_ns)
@@ -116,11 +123,14 @@ class FolderIndex:
         removed = len(stored.keys() - self._files.keys() - {name for name, _ in waiting})
         with ExitStack() as stack:
             report = stack.enter_context(shown(progress, self.folder.name))
-            self._embed(waiting, report)
-        if waiting or removed:
-            self._save()
+            try:
+                self._embed(waiting, report)
+            except KeyboardInterrupt:
+                self._keep()
+                raise
+        unsaved = self._keep() if waiting or removed else ""
         passages = sum(len(file.passages) for file in self._files.values())
-        return FolderUpdate(len(self._files), passages, added, changed, removed, tuple(skipped))
+        return FolderUpdate(len(self._files), passages, added, changed, removed, tuple(skipped), unsaved)
 
     def _embed(self, waiting: Sequence[tuple[str, _File]], report: Callable[[int, int | None], None] | None) -> None:
         total, done, saved = sum(len(file.passages) for _, file in waiting), 0, time.monotonic()
@@ -136,7 +146,7 @@ class FolderIndex:
             if report is not None:
                 report(done, total)
             if time.monotonic() - saved > SAVE_S:
-                self._save()
+                self._keep()
                 saved = time.monotonic()
 
     def search(self, question: str, k: int = 10) -> list[FolderHit]:
@@ -187,12 +197,18 @@ class FolderIndex:
 
     def write(self, target: Path) -> None:
         """Write the passages, their places and vectors to a Parquet file, which `anytorch embed FILE --search` reads."""
-        self._save(target)
+        self._save(target, private=False)
 
-    def _save(self, target: Path | None = None) -> None:
+    def _keep(self) -> str:
+        """Write the index; why not, if that fails: a full disk or a cache that is read-only keeps nobody from an answer."""
+        try:
+            self._save(self.path, private=True)  # it holds the texts
+        except OutputError as exc:
+            return exc.message
+        return ""
+
+    def _save(self, path: Path, *, private: bool) -> None:
         import pyarrow.parquet as pq
-
-        path = target or self.path
 
         rows = [(name, file, passage) for name, file in self._files.items() for passage in file.passages]
         parts = [file.vectors for file in self._files.values() if file.vectors is not None and len(file.passages)]
@@ -210,8 +226,8 @@ class FolderIndex:
                 "embedding": pa.FixedSizeListArray.from_arrays(pa.array(flat), width),
             }
         ).replace_schema_metadata({METADATA_KEY: json.dumps(facts).encode()})
-        with disk_errors(f"writing {path}", "the index is as it was"), replacing(path, private=target is None) as file:
-            pq.write_table(table, file, compression="zstd")  # private: it holds the texts
+        with disk_errors(f"writing {path}", "the file is as it was"), replacing(path, private=private) as file:
+            pq.write_table(table, file, compression="zstd")
 
 
 def groups(files: Sequence[tuple[str, _File]], most: int) -> Iterator[list[tuple[str, _File]]]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from anytorch.errors import AnytorchError, InputError
+from anytorch.files import parse_json
 from anytorch.text.embed.files_read import ENDINGS, Source, text_of_file
 
 MOST_CHARACTERS = 1200  # about 250 tokens: what small models read of a text
@@ -81,7 +83,7 @@ PASSED_BY = {"node_modules", "__pycache__", "venv", "env", "site-packages", "tar
 
 class Passage(NamedTuple):
     text: str
-    place: int  # the line, row or page where it begins, from 1
+    place: int  # the line, row, cell or page where it begins, from 1
 
 
 class Skipped(NamedTuple):
@@ -89,10 +91,17 @@ class Skipped(NamedTuple):
     why: str
 
 
-def files_in(folder: Path) -> Iterator[Path]:
-    """The files below a folder that may hold texts, in a fixed order; links to folders are not followed."""
+def files_in(folder: Path, skipped: list[Skipped]) -> Iterator[Path]:
+    """The files below a folder that may hold texts, in a fixed order; links to folders are not followed.
+
+    Folders that cannot be read are added to `skipped`.
+    """
+
+    def unreadable(exc: OSError) -> None:
+        skipped.append(Skipped(Path(exc.filename), exc.strerror or str(exc)))
+
     count = 0
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name.lower() not in PASSED_BY)
         for name in sorted(names):
             if name.startswith(".") or not is_text(name):
@@ -115,7 +124,10 @@ def is_text(name: str) -> bool:
 def passages_of(path: Path) -> list[Passage]:
     """The passages of one file. Raises InputError with the reason for a file that has none to give."""
     try:
-        if path.stat().st_size > MOST_NBYTES:
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):  # a pipe would be waited for, a device read without end
+            raise InputError(f"{path.name}: is not a regular file")
+        if facts.st_size > MOST_NBYTES:
             raise InputError(f"{path.name}: larger than {MOST_NBYTES >> 20} MiB", hint="embed it by itself")
         ending = Path(path.name.lower().removesuffix(".gz")).suffix
         if ending == ".pdf":
@@ -124,13 +136,17 @@ def passages_of(path: Path) -> list[Passage]:
             ]
         elif ending in TABLES:
             found = rows_of(path)
+        elif ending == ".ipynb":
+            found = cells_of_notebook(path)
         else:
-            lines = text_of_file(path).splitlines()
+            lines = text_of_file(path, MOST_NBYTES).splitlines()
             cut = paragraphs if ending in PROSE else pieces
             found = [Passage(text, line) for text, line in cut(lines)]
     except (OSError, EOFError, zlib.error) as exc:
         raise InputError(f"{path.name}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
-    return [passage for passage in found if passage.text.strip()]
+    # JSON and PDF can hold lone surrogates, which no model and no file takes.
+    cleaned = (Passage(text.encode("utf-8", "replace").decode(), place) for text, place in found)
+    return [passage for passage in cleaned if passage.text.strip()]
 
 
 # --- cutting: pure -------------------------------------------------------------------------------------------------------
@@ -187,42 +203,71 @@ def pieces(lines: list[str]) -> list[tuple[str, int]]:
 
 def short_enough(text: str, line: int) -> list[tuple[str, int]]:
     """The text, or its parts where it is one endless line: cut after a sentence, else between words, else anywhere."""
-    found = []
-    while len(text) > 2 * MOST_CHARACTERS:
-        window = text[:MOST_CHARACTERS]
+    found, at = [], 0
+    while len(text) - at > 2 * MOST_CHARACTERS:
+        window = text[at : at + MOST_CHARACTERS]
         ends = [match.end() for match in re.finditer(r"[.!?。！？]\s|\n", window)] or [window.rfind(" ") + 1]
         cut = ends[-1] if ends[-1] > MOST_CHARACTERS // 4 else MOST_CHARACTERS
-        found.append((text[:cut], line))
-        line += text[:cut].count("\n")
-        text = text[cut:]
-    return [*found, (text, line)]
+        found.append((window[:cut], line))
+        line += window[:cut].count("\n")
+        at += cut
+    return [*found, (text[at:], line)]
 
 
 def size(lines: list[str]) -> int:
     return sum(len(line) + 1 for line in lines)
 
 
-# --- tables and PDF --------------------------------------------------------------------------------------------------------
+# --- notebooks, tables and PDF ----------------------------------------------------------------------------------------
+
+
+def cells_of_notebook(path: Path) -> list[Passage]:
+    """What a Jupyter notebook's cells say, by their numbers; what they printed and drew is left out."""
+    text = text_of_file(path, MOST_NBYTES)
+    try:
+        document = parse_json(text)
+        cells = [("".join(cell["source"]), cell["cell_type"]) for cell in document["cells"]]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise InputError(f"{path.name}: is not a notebook of version 4") from exc
+    return [
+        Passage(text, number)
+        for number, (source, kind) in enumerate(cells, 1)
+        for text, _ in (pieces if kind == "code" else paragraphs)(source.splitlines())
+    ]
 
 
 def rows_of(path: Path) -> list[Passage]:
     """Each row of a table as one text: the column of texts where there is one that can be meant, else all its cells."""
     try:
         source = Source(path, None)
-        return [
-            Passage(text, chunk.first + place)
-            for chunk in source.chunks(4096)
-            for place, text in enumerate(chunk.texts)
-            if text is not None
-        ]
+        return within_limit(path, texts_of(source))
     except AnytorchError:
         pass  # several columns may be meant, or a row has no text: then all cells count
-    source = Source(path, None, any_column=True)
-    found = []
+    return within_limit(path, cells_of(Source(path, None, any_column=True)))
+
+
+def texts_of(source: Source) -> Iterator[Passage]:
+    for chunk in source.chunks(4096):
+        for place, text in enumerate(chunk.texts):
+            if text is not None:
+                yield Passage(text, chunk.first + place)
+
+
+def cells_of(source: Source) -> Iterator[Passage]:
     for chunk in source.chunks(4096):
         for place, row in enumerate(chunk.table.to_pylist()):
             cells = [f"{name}: {shown(value)}" for name, value in row.items() if shown(value)]
-            found.append(Passage("; ".join(cells)[: 2 * MOST_CHARACTERS], chunk.first + place))
+            yield Passage("; ".join(cells)[: 2 * MOST_CHARACTERS], chunk.first + place)
+
+
+def within_limit(path: Path, rows: Iterator[Passage]) -> list[Passage]:
+    """The rows. Raises InputError where they are too many: a compressed file does not tell it by its size."""
+    found, room = [], MOST_NBYTES
+    for row in rows:
+        room -= len(row.text)
+        if room < 0:
+            raise InputError(f"{path.name}: larger than {MOST_NBYTES >> 20} MiB", hint="embed it by itself")
+        found.append(row)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anytorch import logs, settings
+from anytorch import limits, logs, settings
 from anytorch.devices.choose import survey
 from anytorch.devices.types import State
 from anytorch.errors import UsageError, WrongAnswer
@@ -50,6 +50,7 @@ def choose_devices(devices: Sequence[str] | str) -> list[EncoderDevice]:
     names = [str(name) for name in devices]
     if not names:
         raise UsageError("devices=[] names no device", hint='use "all", or a list such as ["cuda:0", "cuda:1"]')
+    limits.PROCESSES.check("number of devices", len(names))
     found: list[EncoderDevice] = []
     for name in names:
         device = choose_device(name)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anytorch import logs
+from anytorch import large_pages, logs
 from anytorch.cache import Store
 from anytorch.devices.bench.timing import quickest
 from anytorch.devices.locate import require
@@ -57,7 +57,10 @@ def bandwidth_of(device: torch.device) -> Bandwidth | None:
 
 def measure_read(device: torch.device) -> float:
     """GB/s of adding up a buffer: it is read once and nothing is written, as with weights."""
-    buffer = torch.ones(NBYTES // 4, device=device)
+    buffer = torch.empty(NBYTES // 4, device=device)
+    if device.type == "cpu":
+        large_pages.ask(buffer.data_ptr(), NBYTES)  # as weights are: small ones would be a limit of their own
+    buffer.fill_(1)
     seconds = quickest(buffer.sum, lambda: synchronize(device), patience_s=PATIENCE_S)
     return NBYTES / seconds / 1e9
 

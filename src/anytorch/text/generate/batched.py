@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from anytorch.errors import ModelError
 from anytorch.text.generate.cache import can_share, joined, new_cache, rows_of, truncate
+from anytorch.text.generate.forward import Forward
 from anytorch.text.generate.requests import Computed, TextRequest
 
 
@@ -18,12 +17,12 @@ class Batched:
     """The `Way` of whatever transformers knows as a causal language model, also packed or in tiers."""
 
     def __init__(self, model: Any, folder: Path, device: torch.device) -> None:
-        self._model, self._device = model, device
-        self._parameters = check_forward(model, folder)
+        self._device = device
+        self._forward: Any = Forward(model, folder)
 
     def read(self, request: TextRequest, portion: int) -> Computed:
         if request.cache is None:
-            request.cache = new_cache(self._model.config)
+            request.cache = new_cache(self._forward.model.config)
         # A window of keys or a state is only ever filled in one go: that is what every model supports.
         left = len(request.tokens) - request.length
         # Kinds of layers are known at once, except that a model may make them as it goes.
@@ -39,7 +38,7 @@ class Batched:
         return count, logits if count == left else None
 
     def together(self, requests: Sequence[TextRequest]) -> list[TextRequest]:
-        if not {"position_ids", "attention_mask"} <= self._parameters:
+        if not {"position_ids", "attention_mask"} <= self._forward.parameters:
             return []
         return [request for request in requests if can_share(request.cache)]
 
@@ -78,29 +77,4 @@ class Batched:
         request.cache = None
 
     def close(self) -> None:
-        self._model = None
-
-    def _forward(
-        self, ids: torch.Tensor, cache: Any, positions: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Logits of the last token of each request, [requests, vocabulary]."""
-        options: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
-        if "position_ids" in self._parameters:
-            options["position_ids"] = positions
-        if mask is not None:
-            options["attention_mask"] = mask
-        if "logits_to_keep" in self._parameters:
-            options["logits_to_keep"] = 1  # the others are a vocabulary's width of work each, for nothing
-        logits: torch.Tensor = self._model(input_ids=ids, **options).logits
-        return logits[:, -1]
-
-
-def check_forward(model: Any, folder: Path) -> frozenset[str]:
-    """The argument names of the model's forward. Raises ModelError for a model without keys and values."""
-    names = frozenset(inspect.signature(model.forward).parameters)
-    if "past_key_values" not in names:
-        raise ModelError(
-            f"{folder}: {type(model).__name__} keeps no keys and values, which this generator needs",
-            hint="use transformers' own model.generate for it",
-        )
-    return names
+        self._forward = None

@@ -45,8 +45,8 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
 
     `kernel`: "auto" computes the tokens of Llama, Mistral, Qwen2 and Qwen3 by our own decoders (on the CPU one call of C++
     for some tokens of all requests, also with weights in int8 and int4; elsewhere, in floats, recorded steps), and
-    everything else by transformers, op by op;
-    "off" computes all of it by transformers. `explain()` says which it is, and why.
+    everything else by transformers' own model in steps that are recorded where the device can; "off" computes all of it by
+    transformers, op by op. `explain()` says which it is, and why.
 
     `device_budget` ("8GiB"): use no more of the device; left out: what is free. A model that needs more runs in tiers:
     what does not fit rests in host memory or in its files and is brought up for every token (`anytorch.memory`).
@@ -94,14 +94,12 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
         self.dtype, self.quantization = self._loaded.dtype, quantization
         opened, loaded = self._loaded.kernel, self._loaded
         self._vocabulary = (
-            opened.decoder.spec.vocabulary
-            if opened is not None
-            else int(self.model.get_input_embeddings().weight.shape[0])
+            opened.needs.vocabulary if opened is not None else int(self.model.get_input_embeddings().weight.shape[0])
         )
         self._tokenizer_lock = threading.Lock()  # its settings change while it encodes
         self.defaults: Sampling = defaults_of(loaded.generation_config)
         self._ends = end_tokens(loaded.generation_config, self.tokenizer)
-        self.max_length: int | None = context_of(loaded.config) if opened is None else opened.decoder.spec.max_positions
+        self.max_length: int | None = loaded.context if opened is None else opened.needs.most_positions
         told = None if opened is None else opened.weight_nbytes
         self.weight_nbytes_per_token = weight_nbytes_per_token(self.model) if told is None else told
         self.bandwidth = bandwidth_of(self._torch_device)
@@ -235,7 +233,9 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
             "placed": self._loaded.placed,
             "notes": list(self._loaded.notes),
             "weight_nbytes_per_token": self.weight_nbytes_per_token,
-            "cache_nbytes_per_token": cache_nbytes(config.to_dict(), 1, item_nbytes),
+            "cache_nbytes_per_token": cache_nbytes(config.to_dict(), 1, item_nbytes)
+            if kernel is None
+            else kernel.needs.nbytes(2) - kernel.needs.nbytes(1),
             "bandwidth_gb_per_s": self.bandwidth.gb_per_s if self.bandwidth else None,
             "bandwidth_source": self.bandwidth.source if self.bandwidth else None,
             "sampling": {n: getattr(self.defaults, n) for n in ("temperature", "top_p", "top_k", "repetition_penalty")},
@@ -279,16 +279,6 @@ def end_tokens(generation_config: Any, tokenizer: Any) -> dict[str, frozenset[in
     own = frozenset([given] if isinstance(given, int) else given or ())
     marker = frozenset([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [])
     return {"text": own or marker, "chat": own | marker}
-
-
-def context_of(config: Any) -> int | None:
-    """How many positions the model has; None where nothing limits them."""
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-        value = getattr(text, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return None
 
 
 def explained(facts: dict[str, Any]) -> str:

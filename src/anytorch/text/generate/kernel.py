@@ -7,10 +7,12 @@ nothing. The kernel is made anew, larger, when requests need it, and what is und
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,7 +29,7 @@ from anytorch.text.decoders.steps import RecordedSteps
 from anytorch.text.generate.requests import Computed, TextRequest
 from anytorch.text.packed.encoder import available_cores
 from anytorch.text.persistent import cuda
-from anytorch.text.persistent.ahead import AheadSteps
+from anytorch.text.persistent.ahead import Ahead
 from anytorch.text.persistent.cuda_weights import PackedDecoder
 from anytorch.text.persistent.fused import FusedSteps
 from anytorch.text.persistent.host import HostKernel, load_packed_decoder
@@ -39,19 +41,56 @@ log = logs.logger(__name__)
 CHOICES = ("auto", "off")
 MOST_ROWS = 1024
 STEP_OF_POSITIONS = 512  # a kernel that is made anew for every longer request would cost more than this memory
+ENDLESS = 1 << 40  # positions: more than anybody asks for
 
 Make = Callable[[int, int], Rows]  # (rows, positions) → an empty kernel
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A decoder at its place, and how its tokens are computed there."""
+class Needs:
+    """What a row of a model needs, and how far it goes."""
 
-    decoder: Decoder
+    vocabulary: int
+    most_positions: int | None  # None: nothing limits them
+    position_nbytes: int  # that are kept of a token
+    windows: tuple[tuple[int, int], ...] = ()  # (tokens, bytes of each): kept of the last so many alone
+    row_nbytes: int = 0  # that are kept of a text, however long
+
+    def nbytes(self, positions: int) -> int:
+        """Of a row."""
+        last = sum(min(window, positions) * each for window, each in self.windows)
+        return positions * self.position_nbytes + last + self.row_nbytes
+
+    def most(self, positions: int) -> int:
+        """So many positions, or as many as the model has. All there are where a token needs no memory of its own."""
+        most = ENDLESS if self.most_positions is None else self.most_positions
+        return min(positions, most) if self.position_nbytes or self.windows else most
+
+    def fitting(self, room: int) -> int:
+        """How many positions a row of so many bytes has."""
+        return bisect_right(range(1, self.most(ENDLESS) + 1), room, key=self.nbytes)
+
+
+def needs_of(decoder: Decoder) -> Needs:
+    spec, weight = decoder.spec, decoder.model.embed_tokens.weight
+    position_nbytes = 2 * spec.layers * spec.kv_width * weight.element_size()
+    return Needs(spec.vocabulary, spec.max_positions, position_nbytes)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model at its place, and how its tokens are computed there."""
+
+    model: Any  # a Decoder, or one of transformers
     make: Make
     kind: str  # "HostKernel", "RecordedSteps"
     says: str
-    weight_nbytes: int | None = None  # that a token reads; None: the decoder's own
+    weight_nbytes: int | None = None  # that a token reads; None: the model's own
+    of_model: Needs | None = None  # None: a Decoder's
+
+    @property
+    def needs(self) -> Needs:
+        return self.of_model or needs_of(self.model)
 
 
 def host_refusal(device: torch.device, family: str) -> str:
@@ -157,10 +196,8 @@ class KernelRows:
     """
 
     def __init__(self, opened: Opened, room: int) -> None:
-        spec, weight = opened.decoder.spec, opened.decoder.model.embed_tokens.weight
         self._make: Make | None = opened.make
-        self._room, self._most_positions, self._vocabulary = room, spec.max_positions, spec.vocabulary
-        self._position_nbytes = 2 * spec.layers * spec.kv_width * weight.element_size()
+        self._room, self._needs = room, opened.needs
         self._kernel: Rows | None = None
         self._taken: list[TextRequest] = []  # by row
         self._first_in_line: TextRequest | None = None  # waits for memory, and with it all that came later
@@ -171,7 +208,7 @@ class KernelRows:
         if request.cache is None and not self._admitted(request):
             return 0, None
         left = len(request.tokens) - request.length
-        count = min(left, portion)
+        count = left if self._open.whole_prompts else min(left, portion)
         ids = request.tokens[request.length : request.length + count]
         logits = self._open.read(request.row, ids, onward=request.length > 0)
         return count, logits[None] if count == left else None
@@ -192,7 +229,7 @@ class KernelRows:
         if not isinstance(kernel, HostKernel) or len({request.ends for request in requests}) > 1:
             return None
         steps = min(most, *(request.max_tokens - request.made for request in requests))
-        chosen = {request.row: Chosen(request, steps, self._vocabulary) for request in requests}
+        chosen = {request.row: Chosen(request, steps, self._needs.vocabulary) for request in requests}
         for request in requests:
             kernel.follow(request.row, request.tokens[-1])
         draws = {row: one.draw for row, one in chosen.items() if one.draw is not None}
@@ -200,7 +237,7 @@ class KernelRows:
 
     def tokens(self, requests: Sequence[TextRequest]) -> Generator[list[int], None, None] | None:
         kernel = self._open
-        if not isinstance(kernel, AheadSteps):
+        if not isinstance(kernel, Ahead):
             return None
         for request in requests:
             kernel.follow(request.row, request.tokens[-1])
@@ -234,7 +271,7 @@ class KernelRows:
 
     def _admitted(self, request: TextRequest) -> bool:
         """Give a request a row; False if it has to wait until others leave. Raises OutOfMemory if that would not help."""
-        positions = min(request.prompt_length + request.max_tokens, self._most_positions)
+        positions = self._needs.most(request.prompt_length + request.max_tokens)
         if self._nbytes(1, positions) > self._room:
             raise self._too_long(request, positions)
         if self._first_in_line not in (None, request):
@@ -257,7 +294,7 @@ class KernelRows:
         if had is not None:
             rows, positions = max(rows, had.rows), max(positions, had.positions)
         used = 0 if had is None else self._nbytes(had.rows, had.positions)
-        more = min(rounded(rows), MOST_ROWS), min(round_up(positions, STEP_OF_POSITIONS), self._most_positions)
+        more = min(rounded(rows), MOST_ROWS), self._needs.most(round_up(positions, STEP_OF_POSITIONS))
         for size in (more, (rows, positions)):
             if size[0] <= MOST_ROWS and used + self._nbytes(*size) <= self._room:
                 self._kernel = self._moved(*size)
@@ -274,10 +311,10 @@ class KernelRows:
         return kernel
 
     def _nbytes(self, rows: int, positions: int) -> int:
-        return rows * positions * self._position_nbytes
+        return rows * self._needs.nbytes(positions)
 
     def _too_long(self, request: TextRequest, positions: int) -> OutOfMemory:
-        fits = self._room // self._position_nbytes
+        fits = self._needs.fitting(self._room)
         left = fits - request.prompt_length
         return OutOfMemory(
             f"the keys and values of {request.prompt_length} + {request.max_tokens} tokens need "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from anytorch.text.checkpoints.checkpoint import Checkpoint
 from anytorch.text.checkpoints.locate import HUB_NAME, first_line, hub_model, local_model
 from anytorch.text.decoders.spec import FAMILIES
 from anytorch.text.generate.kernel import CHOICES, Opened, host_refusal, open_kernel, open_packed
+from anytorch.text.generate.model_steps import open_model
 from anytorch.text.persistent.panels import FORMATS as PACKED
 
 log = logs.logger(__name__)
@@ -36,6 +37,7 @@ STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 ITEM_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 WHOLE = re.compile(r"embed|wte|wpe|lm_head|position")  # names of tensors that quantizing leaves alone
 TINY = "tiny-writer"  # the model that comes with anytorch: prose about Python (examples/train_writer.py)
+GENERATION = "generation_config.json"
 TINY_FOLDER = Path(__file__).parent / "tiny"
 UNKNOWN = 1 << 62  # bytes, where a device does not tell what is free
 SIZES = (
@@ -60,6 +62,10 @@ class Loaded:
     kernel: Opened | None = None  # None: transformers' model computes
     why_none: str = ""
     cache_room: int = UNKNOWN  # bytes for keys and values
+
+    @property
+    def context(self) -> int | None:
+        return context_of(self.config)
 
     @property
     def in_tiers(self) -> bool:
@@ -109,6 +115,8 @@ def load(
     if quantization is not None:
         parse_format(quantization)
     config = read_config(folder)
+    if (folder / GENERATION).exists():  # transformers goes on without a damaged one, and texts have no end then
+        read_object(folder / GENERATION)
     with Checkpoint(folder) as checkpoint:  # refuses pickles, checks every header
         stored, nbytes = stored_dtype(checkpoint), checkpoint.nbytes()
         packable = packable_nbytes(checkpoint)
@@ -139,10 +147,8 @@ def load(
             opened, why_none = opened_kernel(transformers, folder, device, chosen, config, quantization, kernel, both)
             if opened is not None:
                 opened.tokenizer = tokenizer
-                free = memory(device).free
-                spare = UNKNOWN if free is None else int(free * CACHE_SHARE)
                 beside = need if quantization is not None and device.type != "cpu" else 0  # the floats
-                opened.cache_room = spare if budget is None else min(spare, budget - packed - beside)
+                opened.cache_room = cache_room(device, budget, packed + beside)
                 return opened
             model = from_folder(transformers, folder, chosen)
             notes = []
@@ -150,8 +156,12 @@ def load(
                 if need + kept <= room:
                     model.to(device)  # searching the best scales is work for the device, if it has room for the floats
                 notes.append(str(quantize(model, quantization)))
-            model = model.to(device).eval()
-            return plain(model, tokenizer, chosen, "on the device", notes, why_none)
+            model = model.to(device).eval().requires_grad_(False)
+            made = plain(model, tokenizer, chosen, "on the device", notes, why_none)
+            if kernel == "auto":
+                step_by_step(made, folder)
+                made.cache_room = cache_room(device, budget, packed)
+            return made
         notes = [
             f"{words(packed)} of weights and {words(kept)} for {CONTEXT_KEPT} tokens do not fit in {words(room)}: "
             "the rest stays in slower memory and is streamed for every token"
@@ -176,6 +186,24 @@ def load(
 def plain(model: Any, tokenizer: Any, dtype: str, placed: str, notes: list[str], why_none: str) -> Loaded:
     """A model of transformers, which computes by itself."""
     return Loaded(model, tokenizer, dtype, placed, model.config, model.generation_config, notes, None, why_none)
+
+
+def step_by_step(made: Loaded, folder: Path) -> None:
+    """Have a model of transformers computed in recorded steps, where these give what it gives; else say why not."""
+    try:
+        opened = open_model(made.model, folder, made.context)
+    except ModelError as exc:
+        log.info("%s is computed op by op: %s", folder.name, exc.message)
+        made.why_none += f"; {exc.message}"
+    else:
+        made.kernel = replace(opened, says=f"{opened.says}; {made.why_none}")
+
+
+def cache_room(device: torch.device, budget: int | None, used: int) -> int:
+    """Bytes for keys and values: a share of what is free, within what a budget leaves."""
+    free = memory(device).free
+    spare = UNKNOWN if free is None else int(free * CACHE_SHARE)
+    return spare if budget is None else min(spare, budget - used)
 
 
 def opened_kernel(
@@ -210,14 +238,14 @@ def opened_kernel(
     except ModelError as exc:
         log.info("%s is computed by transformers: %s", folder.name, exc.message)
         return None, exc.message
-    return Loaded(opened.decoder, None, dtype, "on the device", *settings, kernel=opened), ""
+    return Loaded(opened.model, None, dtype, "on the device", *settings, kernel=opened), ""
 
 
 def read_settings(transformers: Any, folder: Path) -> tuple[Any, Any]:
     """What config.json and generation_config.json say, as transformers has it. Raises ModelError."""
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        if (folder / "generation_config.json").is_file():
+        if (folder / GENERATION).is_file():
             return config, transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
         return config, transformers.GenerationConfig.from_model_config(config)
     except Exception as exc:
@@ -228,6 +256,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder} has no config.json", hint="name the folder that holds config.json")
+    return read_object(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises ModelError."""
     try:
         config = parse_json(path.read_bytes())
     except (OSError, ValueError) as exc:
@@ -282,9 +315,19 @@ def cache_nbytes(config: dict[str, Any], tokens: int, item_nbytes: int) -> int:
     return 2 * layers * int(config.get("num_key_value_heads") or heads) * head_width * item_nbytes * min(tokens, most)
 
 
+def context_of(config: Any) -> int | None:
+    """How many positions the model has; None where nothing limits them."""
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None
+
+
 def read_tokenizer(transformers: Any, folder: Path) -> Any:
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except BaseException as exc:
         # The Rust library's panics over damaged files are no Exceptions.
         if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
@@ -293,6 +336,12 @@ def read_tokenizer(transformers: Any, folder: Path) -> Any:
             f"{folder}: its tokenizer cannot be read: {first_line(exc)}",
             hint="it needs tokenizer.json beside config.json",
         ) from exc
+    if not tokenizer.encode("One text.", add_special_tokens=False):  # of GPT-2 transformers makes one of nothing
+        raise ModelError(
+            f"{folder}: its tokenizer has no tokens for a text: its vocabulary is missing",
+            hint="it needs tokenizer.json beside config.json",
+        )
+    return tokenizer
 
 
 def from_folder(transformers: Any, folder: Path, dtype: str) -> Any:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from anytorch import limits
 from anytorch.device_pool import DevicePool, PoolJob
 from anytorch.errors import InputError
 from anytorch.text.generate.generator import TextGenerator
@@ -44,9 +45,13 @@ class TextPool:
     def __init__(
         self, path: str | Path | None = None, *, devices: Sequence[str], at_once: int = 4, **options: Any
     ) -> None:
-        told = {"path": None if path is None else str(path), "at_once": max(1, at_once), **options}
+        told = {
+            "path": None if path is None else str(path),
+            "at_once": limits.BATCH.check("at_once", at_once),
+            **options,
+        }
         self._pool = DevicePool([PoolJob(device, FACTORY, {**told, "device": device}) for device in devices])
-        self._at_once = max(1, at_once)
+        self._at_once = at_once
 
     def complete(self, prompts: Sequence[Any], **options: Any) -> list[Completion]:
         """The continuation of every prompt, in their order; `at_once` of them are computed together on a device."""

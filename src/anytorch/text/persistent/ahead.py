@@ -13,23 +13,16 @@ import torch
 from torch import Tensor
 
 from anytorch.text.decoders.choosing import NO_NUMBER, Choice, candidates_of, chosen
-from anytorch.text.decoders.model import Decoder
-from anytorch.text.decoders.steps import RecordedSteps
+from anytorch.text.decoders.steps import PlacedSteps, RecordedSteps
 
 AHEAD = 2  # steps that are under way at once: one that runs, one that waits behind it
 
 
-class AheadSteps(RecordedSteps):
-    """`RecordedSteps` that give tokens in place of logits; ahead of the host on devices with events and pinned memory."""
+class Ahead(PlacedSteps):
+    """Steps that give tokens in place of logits; ahead of the host on devices with events and pinned memory."""
 
-    def __init__(self, decoder: Decoder, rows: int = 1, positions: int | None = None) -> None:
-        super().__init__(decoder, rows, positions)
-        device = self.kept.keys.device
-        # What a recording reads beside ids and places. Temperature, top_k, top_p, point:
-        kinds = (torch.float32, torch.int64, torch.float64, torch.float64)
-        self._asked = [torch.zeros(rows, dtype=kind, device=device) for kind in kinds]
-        self._going = torch.zeros(rows, dtype=torch.bool, device=device)
-        self._slots: list[_Slot] | None = None
+    ahead = AHEAD
+    _slots: list[_Slot] | None = None
 
     @torch.no_grad()
     def tokens(self, rows: Sequence[int], choices: Sequence[Choice]) -> Generator[list[int], None, None]:
@@ -38,20 +31,24 @@ class AheadSteps(RecordedSteps):
         It ends where a row is full, or has as many as its choice asks for. Closed, it leaves every row with the tokens that
         were given but the last, which nobody has followed yet. Raises ArithmeticError where the model computes no numbers.
         """
-        device = self.kept.keys.device
+        device = self._given.device
         if self._slots is None:
-            self._slots = [_Slot(self.rows, device) for _ in range(AHEAD)]
-        candidates = candidates_of(choices, self.decoder.spec.vocabulary)
+            self._slots = [_Slot(self.rows, device) for _ in range(self.ahead)]
+            # What a recording reads beside ids and places. Temperature, top_k, top_p, point:
+            kinds = (torch.float32, torch.int64, torch.float64, torch.float64)
+            self._asked = [torch.zeros(self.rows, dtype=kind, device=device) for kind in kinds]
+            self._going = torch.zeros(self.rows, dtype=torch.bool, device=device)
+        candidates = candidates_of(choices, self.vocabulary)
         self._ask(rows, choices)
         room = min(self.positions - self.lengths[row] for row in rows)
         steps = min([room + 1, *(choice.most for choice in choices if choice.most is not None)])
         launched = seen = 0
         try:
             while seen < steps:
-                while launched < steps and launched - seen < AHEAD:
-                    self._launch(rows, choices, candidates, launched - seen, self._slots[launched % AHEAD])
+                while launched < steps and launched - seen < self.ahead:
+                    self._launch(rows, choices, candidates, launched - seen, self._slots[launched % self.ahead])
                     launched += 1
-                made = self._slots[seen % AHEAD].wait(rows)
+                made = self._slots[seen % self.ahead].wait(rows)
                 seen += 1
                 if NO_NUMBER in made:
                     raise ArithmeticError("the model computed NaN or infinity")
@@ -92,6 +89,10 @@ class AheadSteps(RecordedSteps):
 
     def _tokens_of(self, rows: int, places: int, candidates: int) -> Tensor:
         return chosen(self._kept_alive(rows, places), candidates, *(one[:rows] for one in self._asked))
+
+
+class AheadSteps(Ahead, RecordedSteps):
+    """`RecordedSteps` that are ahead of the host."""
 
 
 class _Slot:

@@ -66,7 +66,7 @@ class HostKernel(Rows):
         self.kept = KeyValues(spec, rows, self.positions, weight.dtype, "cpu")
         self.lengths = [0] * rows
         self._held: list[Any] = []  # what the structures point to
-        self._packed = packed_of(decoder, weights, self._library) if isinstance(weights, str) else weights
+        self._packed = packed_of(decoder, weights) if isinstance(weights, str) else weights
         self._names = {id(module): name for name, module in decoder.named_modules()}
         self._layers = (Layer * spec.layers)(*self._each_layer())
         cos, sin = tables(spec, self.positions)
@@ -250,9 +250,9 @@ class HostKernel(Rows):
 LIKELIEST = Draw(0.0, 1.0, 1.0, 0, None, None)
 
 
-def packed_of(decoder: Decoder, weights: str, library: Any) -> PackedWeights:
+def packed_of(decoder: Decoder, weights: str) -> PackedWeights:
     """A packed copy of a decoder's linear layers. Raises OutOfMemory."""
-    packed = PackedWeights(linear_shapes(decoder), weights, library.ask_for_large_pages)
+    packed = PackedWeights(linear_shapes(decoder), weights)
     for name, one in decoder.named_modules():
         if isinstance(one, nn.Linear):
             packed.add(name, one.weight)
@@ -262,10 +262,10 @@ def packed_of(decoder: Decoder, weights: str, library: Any) -> PackedWeights:
 def load_packed_decoder(folder: Path, dtype: str, weights: str) -> tuple[Decoder, PackedWeights]:
     """The decoder in a folder with its linear layers in panels alone: each is packed as it is read, so that no more than one
     is ever there in floats. Embeddings, norms and biases are of `dtype`. Raises ModelError, NativeUnavailable."""
-    library = load_library()
+    load_library()  # before anything is read: there may be no compiler
     with torch.device("meta"):
         shapes = linear_shapes(Decoder(spec_of(folder)))
-    packed = PackedWeights(shapes, weights, library.ask_for_large_pages)
+    packed = PackedWeights(shapes, weights)
 
     def taken(name: str, tensor: Tensor) -> bool:
         layer = name.removesuffix(".weight")

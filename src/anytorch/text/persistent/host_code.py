@@ -77,8 +77,6 @@ class Run(ctypes.Structure):
 def load_library() -> Any:
     """The compiled decoder; raises NativeUnavailable."""
     library: Any = native.load("decode", [SOURCE])
-    library.ask_for_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    library.ask_for_large_pages.restype = None
     library.panel_product.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     return library
 

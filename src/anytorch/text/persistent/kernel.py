@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.counts import counted
 from anytorch.devices.choose import resolve
 from anytorch.errors import InputError, NativeUnavailable, UsageError
@@ -85,14 +85,14 @@ class PersistentKernel(Layers):
         self.guesses: dict[str, int] = {}  # of the last generation: readings, tokens that were guessed, and right
         self.profiler_tensor = profiler_tensor
         self._trace = None if profiler_tensor is None else check_buffer(profiler_tensor)
-        for name, count, least in (
-            ("num_workers", num_workers, 1),
-            ("num_local_schedulers", num_local_schedulers, 0),
-            ("num_remote_schedulers", num_remote_schedulers, 0),
-            ("max_seq_length", max_seq_length, 1),
+        for name, count, limit in (
+            ("num_workers", num_workers, limits.COUNT),  # as documents for large cards have it: more than there are
+            ("num_local_schedulers", num_local_schedulers, limits.COUNT_OR_NONE),
+            ("num_remote_schedulers", num_remote_schedulers, limits.COUNT_OR_NONE),
+            ("max_seq_length", max_seq_length, limits.LENGTH),
         ):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
-                raise UsageError(f"{name}={count!r} is invalid: use a whole number from {least} on")
+            if count is not None:
+                limit.check(name, count)
         self.device = resolve(None if backend == "auto" else backend).device
         self.num_workers = min(num_workers or available_cores(), available_cores())
         self.max_seq_length, self.eos_token_id = max_seq_length, eos_token_id

@@ -6,13 +6,14 @@ Q4_0) and put in the order of `code/panels.h`. Rows are padded to whole panels, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anytorch import large_pages
 from anytorch.devices.oom import telling_out_of_memory
 from anytorch.errors import InputError
 from anytorch.quant.formats import parse
@@ -21,7 +22,6 @@ from anytorch.text.decoders.model import Decoder
 
 FORMATS = {"int8": "int8-g32", "int4": "int4-sym-g32"}
 ROWS, COLUMNS = 16, 32  # of a panel, of a group; mirrors code/panels.h
-LARGE_PAGE = 2 << 20
 LINE = 64  # of a cache, in bytes
 CHUNK = 1 << 22  # weights that are put in order at a time
 
@@ -41,21 +41,16 @@ class Panels:
 
 
 class PanelMemory:
-    """Room for the panels of matrices of given shapes, in the order they come in. Raises OutOfMemory.
+    """Room for the panels of matrices of given shapes, in the order they come in, in large pages. Raises OutOfMemory."""
 
-    `ask_for_large_pages(address, nbytes)` is called before anything is written.
-    """
-
-    def __init__(
-        self, shapes: Iterable[Sequence[int]], weights: str, ask_for_large_pages: Callable[[int, int], object]
-    ) -> None:
+    def __init__(self, shapes: Iterable[Sequence[int]], weights: str) -> None:
         self.format = parse(FORMATS[weights])
         self.nbytes = sum(sum(map(_in_lines, self._nbytes(shape))) for shape in shapes)
         with telling_out_of_memory(f"packing a model's weights in {weights}", "use a smaller model or free memory"):
-            room = torch.empty(self.nbytes + LARGE_PAGE, dtype=torch.uint8)
-        begin = -room.data_ptr() % LARGE_PAGE
+            room = torch.empty(self.nbytes + large_pages.NBYTES, dtype=torch.uint8)
+        begin = -room.data_ptr() % large_pages.NBYTES
         self._left = room[begin : begin + self.nbytes]
-        ask_for_large_pages(self._left.data_ptr(), self.nbytes)
+        large_pages.ask(self._left.data_ptr(), self.nbytes)
 
     def add(self, weight: Tensor) -> Panels:
         """A matrix rounded and put in order, in the next piece of the memory. Raises InputError where it is not finite."""
@@ -83,10 +78,8 @@ class PanelMemory:
 class PackedWeights:
     """The linear layers of a decoder in panels, by their names; all of its kernels read the same ones."""
 
-    def __init__(
-        self, shapes: Mapping[str, Sequence[int]], weights: str, ask_for_large_pages: Callable[[int, int], object]
-    ) -> None:
-        self._memory = PanelMemory(shapes.values(), weights, ask_for_large_pages)
+    def __init__(self, shapes: Mapping[str, Sequence[int]], weights: str) -> None:
+        self._memory = PanelMemory(shapes.values(), weights)
         self._wanted = dict(shapes)
         self.by_name: dict[str, Panels] = {}
 

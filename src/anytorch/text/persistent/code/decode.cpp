@@ -12,14 +12,10 @@
 #include <atomic>
 #include <cfloat>
 #include <memory>
-#include <system_error>
-#include <thread>
 #include <vector>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include "barrier.h"
+#include "crew.h"
 #include "draw.h"
 #include "panels.h"
 #include "trace.h"
@@ -71,6 +67,7 @@ namespace {
 
 constexpr int AHEAD = 1 << 18;  // bytes of weights that are fetched while waiting, within the second cache
 constexpr int BLOCK = 64;       // positions of a context that are weighed at once
+constexpr int KEYS_AHEAD = 16;  // that are fetched, in positions
 constexpr int LONG = 256;       // positions from which on a head's context is cut into parts
 constexpr int TOGETHER = 4;     // rows of weights, and texts by panels, in registers at once
 constexpr int FLOATS = VECTOR_BYTES == 64 ? 4 : 3;  // texts by float weights: 16 registers hold 4 * 3 sums, and what they come from
@@ -93,8 +90,8 @@ INLINE void in_groups(int64_t texts, Some some) {
 }
 
 // R rows of weights, `apart` from one another, by B rows of inputs. Each sum has an order of its own that depends on nothing else.
-template <typename T, int R, int B>
-INLINE void dots(const T* w, int64_t apart, int64_t columns, const float* x, int64_t stride, float (&found)[R][B]) {
+template <typename T, int R, int B>  // compiled once, whoever calls it
+__attribute__((noinline)) void dots(const T* w, int64_t apart, int64_t columns, const float* x, int64_t stride, float (&found)[R][B]) {
   vf sums[R][B] = {};
   int64_t i = 0;
   for (; i + W <= columns; i += W) {
@@ -113,12 +110,6 @@ INLINE void dots(const T* w, int64_t apart, int64_t columns, const float* x, int
     }
 }
 
-template <typename T, int R, int B>  // compiled once, whoever calls it
-__attribute__((noinline)) void dots_of(const T* w, int64_t apart, int64_t columns, const float* x, int64_t stride,
-                                       float (&found)[R][B]) {
-  dots<T, R, B>(w, apart, columns, x, stride, found);
-}
-
 // Calls done(row, text, value) for R rows of a matrix, the first and every `apart`th, and all texts.
 template <typename T, int R, typename Done>
 INLINE void multiply_rows(const Matrix& m, int64_t row, int64_t apart, const float* x, int64_t texts, Done done) {
@@ -126,7 +117,7 @@ INLINE void multiply_rows(const Matrix& m, int64_t row, int64_t apart, const flo
   auto some = [&](auto few, int64_t first) {
     constexpr int B = decltype(few)::value;
     float found[R][B];
-    dots_of<T, R, B>(data, apart * m.columns, m.columns, x + first * m.columns, m.columns, found);
+    dots<T, R, B>(data, apart * m.columns, m.columns, x + first * m.columns, m.columns, found);
     for (int i = 0; i < R; i++)
       for (int b = 0; b < B; b++)
         done(row + i * apart, first + b, found[i][b] + (m.bias ? m.bias[row + i * apart] : 0.0f));
@@ -165,7 +156,8 @@ void normed(const float* x, const float* weight, int64_t width, float eps, float
   float total = sum(squares);
   for (; i < width; i++) total = plus_product(total, x[i], x[i]);
   float scale = 1.0f / std::sqrt(total / (float)width + eps);
-  for (i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
+  for (i = 0; i + W <= width; i += W) store(out + i, load(x + i) * scale * load(weight + i));
+  for (; i < width; i++) out[i] = x[i] * scale * weight[i];
 }
 
 // A head normed where the family does that, and turned by its position. `kept` has room for it.
@@ -174,7 +166,13 @@ void turned(const float* x, const float* norm, const Model& m, int64_t place, fl
   else std::copy(x, x + m.head, kept);
   const int64_t half = m.head / 2;
   const float *cos = m.cos + place * half, *sin = m.sin + place * half;
-  for (int64_t i = 0; i < half; i++) {
+  int64_t i = 0;
+  for (; i + W <= half; i += W) {
+    const vf low = load(kept + i), high = load(kept + i + half), by = load(cos + i), across = load(sin + i);
+    store(out + i, low * by - high * across);
+    store(out + i + half, high * by + low * across);
+  }
+  for (; i < half; i++) {
     out[i] = kept[i] * cos[i] - kept[i + half] * sin[i];
     out[i + half] = kept[i + half] * cos[i] + kept[i] * sin[i];
   }
@@ -201,8 +199,9 @@ class Worker {
  public:
   Worker(const Model& m, const Run& r, Shared& s, int mine)
       : m(m), r(r), s(s), mine(mine), workers(s.barrier.workers),
-        wide(r.rows * std::max(m.width, m.heads * m.head)), kept(m.head), key(m.head), query(m.head) {
+        wide(r.rows * std::max(m.width, m.heads * m.head)), kept(m.head), key(m.head), query(m.heads / m.kv_heads * m.head) {
     if (m.bits) rounded.make_room(r.rows, std::max({m.width, m.heads * m.head, m.inner}));
+    if (r.draws && !mine) drawn.make_room(m.vocabulary);  // a lack of memory is told before anybody waits for anybody
     if (r.trace) trace = Trace(r.trace, r.trace_words, mine, workers);
   }
 
@@ -321,7 +320,9 @@ class Worker {
     const float* value = own + (m.heads + m.kv_heads + kv) * m.head;
     turned(own + (m.heads + kv) * m.head, l.k_norm, m, place, kept.data(), key.data());
     T *keys = kept_of(l.keys, b, kv) + place * m.head, *values = kept_of(l.values, b, kv) + place * m.head;
-    for (int64_t i = 0; i < m.head; i++) put(keys + i, key[i]), put(values + i, value[i]);
+    int64_t i = 0;
+    for (; i + W <= m.head; i += W) put_lanes(keys + i, load(key.data() + i)), put_lanes(values + i, load(value + i));
+    for (; i < m.head; i++) put(keys + i, key[i]), put(values + i, value[i]);
   }
 
   // Heads that share keys are weighed together, over one part of the context.
@@ -340,67 +341,106 @@ class Worker {
       Part span = piece < cut ? part(length, (int)piece, (int)cut) : Part{0, 0};
       span = {from + span.begin, from + span.end};
       if (!r.homes && span.end == place + 1) keep(l, b, kv);  // nobody else reads or writes that place now
-      // A head's keys and values are a short stream each, which a processor finds late: values come while keys are weighed.
-      const int64_t nbytes = std::min<int64_t>(BLOCK, span.end - span.begin) * m.head * sizeof(T);
-      fetch({reinterpret_cast<const char*>(values + span.begin * m.head), nbytes});
-      for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
-        turned(own + h * m.head, l.q_norm, m, place, kept.data(), query.data());
-        const int64_t slot = (b * m.heads + h) * s.parts + piece;
-        weigh(query.data(), keys, values, span, s.mixed.data() + slot * m.head, s.tops[slot], s.sums[slot]);
+      const int64_t slot = (b * m.heads + kv * group) * s.parts + piece;
+      for (int64_t h = 0; h < group; h++) {
+        turned(own + (kv * group + h) * m.head, l.q_norm, m, place, kept.data(), query.data() + h * m.head);
+        std::fill_n(mixed_of(slot, h), m.head, 0.0f);
+        s.tops[slot + h * s.parts] = -FLT_MAX, s.sums[slot + h * s.parts] = 0.0f;
+      }
+      // Two heads share what is read of a key, and all of them a block while it is in the nearest cache.
+      for (int64_t begin = span.begin; begin < span.end; begin += BLOCK) {
+        const int64_t count = std::min<int64_t>(BLOCK, span.end - begin);
+        int64_t h = 0;
+        for (; h + 2 <= group; h += 2) weigh<2>(slot, h, keys + begin * m.head, values + begin * m.head, count);
+        if (h < group) weigh<1>(slot, h, keys + begin * m.head, values + begin * m.head, count);
       }
     }
   }
+  float* mixed_of(int64_t slot, int64_t h) { return s.mixed.data() + (slot + h * s.parts) * m.head; }
 
-  // Products of a query with R keys.
-  template <int R>
-  void score(const float* query, const T* keys, float* found) {
-    float each[R][1];
-    dots<T, R, 1>(keys, m.head, m.head, query, m.head, each);
-    for (int i = 0; i < R; i++) found[i] = each[i][0];
-  }
-  // R vectors of what was summed, scaled anew, and `count` values by their weights.
-  template <int R>
-  void mix(const T* values, const float* weights, int64_t count, float shrink, float* out) {
-    vf mixed[R];
-    for (int i = 0; i < R; i++) mixed[i] = load(out + i * W) * shrink;
-    for (int64_t p = 0; p < count; p++)
-      for (int i = 0; i < R; i++) mixed[i] = fma(lanes(values + p * m.head + i * W), fill(weights[p]), mixed[i]);
-    for (int i = 0; i < R; i++) store(out + i * W, mixed[i]);
-  }
-
-  // The softmax of a query over some positions, in one pass: what was summed is scaled anew when the maximum grows.
-  void weigh(const float* query, const T* keys, const T* values, Part span, float* out, float& top, float& total) {
-    top = -FLT_MAX, total = 0.0f;
-    std::fill(out, out + m.head, 0.0f);
-    const float scale = 1.0f / std::sqrt((float)m.head);
-    for (int64_t begin = span.begin; begin < span.end; begin += BLOCK) {
-      const int64_t count = std::min<int64_t>(BLOCK, span.end - begin);
-      float weights[BLOCK], highest = top;
-      int64_t scored = 0;
-      for (; scored + TOGETHER <= count; scored += TOGETHER) score<TOGETHER>(query, keys + (begin + scored) * m.head, weights + scored);
-      for (; scored < count; scored++) score<1>(query, keys + (begin + scored) * m.head, weights + scored);
-      for (int64_t p = 0; p < count; p++) weights[p] *= scale, highest = std::max(highest, weights[p]);
-      for (int64_t p = count; p < BLOCK; p++) weights[p] = -FLT_MAX;
-      const float shrink = std::exp(top - highest);
-      vf sums = {};
-      for (int64_t p = 0; p < BLOCK; p += W) {
-        vf grown = vexp(load(weights + p) - highest);
-        for (int i = 0; i < W; i++)
-          if (p + i >= count) grown[i] = 0.0f;
-        store(weights + p, grown);
-        sums = sums + grown;
+  // Products of G queries with `count` keys. A score's order of sums does not depend on the keys beside it.
+  //
+  // A head's keys and values are a short stream each, which a processor finds late: the first who needs them asks for keys some way
+  // ahead and for the values that come next, a few lines at a time. Many at once would hold up what is being computed.
+  template <int G>
+  void score(const float* queries, const T* keys, const T* values, bool first_heads, int64_t count, float (&found)[G][BLOCK]) {
+    constexpr int KEYS = W / G;  // so that all sums become one vector
+    for (int64_t first = 0; first < count; first += KEYS) {
+      const T* key[KEYS];
+      for (int k = 0; k < KEYS; k++) {
+        const int64_t offset = std::min(first + k, count - 1) * m.head;
+        key[k] = keys + offset;
+        if (first_heads)
+          for (int64_t i = 0; i < m.head; i += LINE / sizeof(T))
+            __builtin_prefetch(keys + offset + KEYS_AHEAD * m.head + i), __builtin_prefetch(values + offset + i);
       }
-      total = total * shrink + sum(sums);
-      const T* first = values + begin * m.head;
+      vf sums[W] = {};
       int64_t i = 0;
-      for (; i + TOGETHER * W <= m.head; i += TOGETHER * W) mix<TOGETHER>(first + i, weights, count, shrink, out + i);
-      for (; i + W <= m.head; i += W) mix<1>(first + i, weights, count, shrink, out + i);
-      for (; i < m.head; i++) {
-        out[i] *= shrink;
-        for (int64_t p = 0; p < count; p++) out[i] = plus_product(out[i], get(first + p * m.head + i), weights[p]);
+      for (; i + W <= m.head; i += W) {
+        vf in[G];
+        for (int g = 0; g < G; g++) in[g] = load(queries + g * m.head + i);
+        for (int k = 0; k < KEYS; k++) {
+          const vf part = lanes(key[k] + i);
+          for (int g = 0; g < G; g++) sums[g * KEYS + k] = fma(part, in[g], sums[g * KEYS + k]);
+        }
       }
-      top = highest;
+      vf totals = sums_of(sums);
+      for (; i < m.head; i++)
+        for (int k = 0; k < KEYS; k++)
+          for (int g = 0; g < G; g++)
+            totals[g * KEYS + k] = plus_product(totals[g * KEYS + k], get(key[k] + i), queries[g * m.head + i]);
+      for (int g = 0; g < G; g++) memcpy(found[g] + first, reinterpret_cast<const float*>(&totals) + g * KEYS, KEYS * sizeof(float));
     }
+  }
+  // R vectors of what G heads have summed, scaled anew, and `count` values by their weights.
+  template <int G, int R>
+  void mix(int64_t slot, int64_t h, int64_t i, const T* values, const float (&weights)[G][BLOCK], int64_t count, const float (&shrink)[G]) {
+    vf mixed[G][R];
+    for (int g = 0; g < G; g++)
+      for (int n = 0; n < R; n++) mixed[g][n] = load(mixed_of(slot, h + g) + i + n * W) * shrink[g];
+    for (int64_t p = 0; p < count; p++)
+      for (int n = 0; n < R; n++) {
+        const vf value = lanes(values + p * m.head + i + n * W);
+        for (int g = 0; g < G; g++) mixed[g][n] = fma(value, fill(weights[g][p]), mixed[g][n]);
+      }
+    for (int g = 0; g < G; g++)
+      for (int n = 0; n < R; n++) store(mixed_of(slot, h + g) + i + n * W, mixed[g][n]);
+  }
+
+  // The softmax of G heads' queries over one more block of positions: what was summed is scaled anew when the maximum grows.
+  template <int G>
+  void weigh(int64_t slot, int64_t h, const T* keys, const T* values, int64_t count) {
+    float weights[G][BLOCK], shrink[G];
+    score<G>(query.data() + h * m.head, keys, values, h == 0, count, weights);
+    for (int g = 0; g < G; g++) shrink[g] = grow(weights[g], count, s.tops[slot + (h + g) * s.parts], s.sums[slot + (h + g) * s.parts]);
+    int64_t i = 0;
+    for (; i + TOGETHER * W <= m.head; i += TOGETHER * W) mix<G, TOGETHER>(slot, h, i, values, weights, count, shrink);
+    for (; i + W <= m.head; i += W) mix<G, 1>(slot, h, i, values, weights, count, shrink);
+    for (; i < m.head; i++)
+      for (int g = 0; g < G; g++) {
+        float& out = mixed_of(slot, h + g)[i];
+        out *= shrink[g];
+        for (int64_t p = 0; p < count; p++) out = plus_product(out, get(values + p * m.head + i), weights[g][p]);
+      }
+  }
+  // A block's scores become weights; gives what earlier ones are to be multiplied with.
+  float grow(float (&weights)[BLOCK], int64_t count, float& top, float& total) {
+    const float scale = 1.0f / std::sqrt((float)m.head);
+    vf tops = fill(top), sums = {};
+    for (int64_t p = 0; p < count; p += W) {
+      const vf scores = keep_first(load(weights + p) * scale, (int)(count - p), fill(-FLT_MAX));
+      store(weights + p, scores);
+      tops = vmax(scores, tops);
+    }
+    const float highest = largest(tops), shrink = std::exp(top - highest);
+    for (int64_t p = 0; p < count; p += W) {
+      const vf apart = load(weights + p) - highest;
+      const vf grown = keep_first(::choose(apart != apart, apart, vexp(apart)), (int)(count - p), vf{});
+      store(weights + p, grown);
+      sums = sums + grown;
+    }
+    total = total * shrink + sum(sums), top = highest;
+    return shrink;
   }
 
   // The parts of every head as one, in this worker's own memory.
@@ -479,38 +519,17 @@ class Worker {
   Trace trace;
 };
 
+// A barrier waits for all, so threads are there and all memory is taken before anything begins: whoever cannot be started is not
+// counted, and a lack of memory changes nothing.
 template <typename T>
 void decode_as(const Model& m, const Run& r) {
-  std::vector<std::thread> threads;
+  std::unique_ptr<Crew> crew = Crew::take((int)r.threads);
+  const int count = std::min((int)r.threads, crew->members());
+  Shared shared(m, r, count);
   std::vector<std::unique_ptr<Worker<T>>> workers;
-  std::unique_ptr<Shared> shared;
-  std::atomic<int> gate{0};  // 0: wait, 1: begin, 2: go home
-  // A barrier waits for all. Threads are started, and all memory is taken, before anything begins: whoever cannot be started is
-  // not counted, and a lack of memory changes nothing.
-  auto home = [&] {
-    gate.store(2, std::memory_order_release);
-    for (auto& one : threads) one.join();
-  };
-  try {
-    threads.reserve(r.threads);
-    try {
-      for (int i = 1; i < r.threads; i++)
-        threads.emplace_back([&gate, &workers, i] {
-          while (!gate.load(std::memory_order_acquire)) std::this_thread::yield();
-          if (gate.load() == 1) workers[i]->live();
-        });
-    } catch (const std::system_error&) {  // fewer, then
-    }
-    const int count = 1 + (int)threads.size();
-    shared = std::make_unique<Shared>(m, r, count);
-    for (int i = 0; i < count; i++) workers.push_back(std::make_unique<Worker<T>>(m, r, *shared, i));
-  } catch (...) {
-    home();
-    throw;
-  }
-  gate.store(1, std::memory_order_release);
-  workers[0]->live();
-  for (auto& one : threads) one.join();
+  for (int i = 0; i < count; i++) workers.push_back(std::make_unique<Worker<T>>(m, r, shared, i));
+  crew->run(count, [&](int mine) { workers[mine]->live(); });
+  Crew::give_back(std::move(crew));
 }
 
 }  // namespace
@@ -540,11 +559,4 @@ EXPORT int panel_product(const Matrix* by, int32_t bits, const float* x, int64_t
   } catch (const std::bad_alloc&) {
     return 1;
   }
-}
-
-// Asks for large pages where nothing was written yet: weights are read from one end to the other, and so have few of them to find.
-EXPORT void ask_for_large_pages(void* memory, int64_t nbytes) {
-#if defined(__linux__)
-  madvise(memory, (size_t)nbytes, MADV_HUGEPAGE);  // where it is refused, small ones do
-#endif
 }

@@ -12,6 +12,7 @@
 struct Drawn {
   std::vector<float> values, weights;
   std::vector<int32_t> order;
+  void make_room(int64_t vocabulary) { values.reserve(vocabulary), weights.reserve(vocabulary), order.reserve(vocabulary); }
 };
 
 // How one row chooses. `points`: a number from 0 to 1 for every step.

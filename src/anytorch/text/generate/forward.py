@@ -1,0 +1,45 @@
+"""Calling a causal language model of transformers, whatever its forward names what it takes."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anytorch.errors import ModelError
+from anytorch.memory.first_runs import NotWatched
+
+CACHES = ("past_key_values", "cache_params")  # the names under which a forward takes what is kept of tokens
+
+
+class Forward:
+    """`forward(ids, cache, positions, mask)` gives the logits of each row's last token. Raises ModelError for a model that
+    keeps nothing of the tokens it has read."""
+
+    def __init__(self, model: Any, folder: Path) -> None:
+        self.model = model
+        self.parameters = frozenset(inspect.signature(model.forward).parameters)
+        cache = next((name for name in CACHES if name in self.parameters), None)
+        if cache is None:
+            raise ModelError(
+                f"{folder}: {type(model).__name__} takes no cache of what it has read, which this generator needs",
+                hint="use transformers' own model.generate for it",
+            )
+        self._cache = cache
+
+    def __call__(
+        self, ids: torch.Tensor, cache: Any, positions: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Logits of last tokens, [rows, vocabulary]. `ids` and `positions`: [rows, tokens], `mask`: [rows, places]."""
+        options: dict[str, Any] = {self._cache: cache, "use_cache": True}
+        if "position_ids" in self.parameters:
+            options["position_ids"] = positions
+        if mask is not None:
+            options["attention_mask"] = mask
+        if "logits_to_keep" in self.parameters:
+            options["logits_to_keep"] = 1  # the others are a vocabulary's width of work each, for nothing
+        with NotWatched():  # a mode is for the program's own models; what is recorded here must not change under it
+            logits: torch.Tensor = self.model(input_ids=ids, **options).logits
+        return logits[:, -1]
