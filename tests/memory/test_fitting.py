@@ -348,10 +348,11 @@ def test_leaves_move_by_themselves_and_more_of_them_stay(models: Any, given: dic
 
 
 def test_large_buffers_are_made_of_huge_pages_where_there_are_some() -> None:
+    from anytorch import large_pages
     from anytorch.memory import buffers
 
     buffer = buffers.host_buffer(5 * 2**20)
-    assert buffer.numel() == 5 * 2**20 and buffer.data_ptr() % buffers.HUGE == 0 and not buffer.any()
+    assert buffer.numel() == 5 * 2**20 and buffer.data_ptr() % large_pages.NBYTES == 0 and not buffer.any()
     assert buffers.host_buffer(2**20).data_ptr() % 4096 == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import threading
 import warnings
 import weakref
 from pathlib import Path
@@ -52,10 +53,10 @@ def model() -> Model:
 
 @pytest.fixture(autouse=True)
 def off_again(quick_packed_layers: None) -> Any:
-    call, to = nn.Module.__call__, nn.Module.to
+    before = nn.Module.__call__, nn.Module.to, nn.Module.train
     yield
     vb.disable()
-    assert nn.Module.__call__ is call and nn.Module.to is to
+    assert (nn.Module.__call__, nn.Module.to, nn.Module.train) == before
 
 
 def nbytes(model: nn.Module) -> int:
@@ -128,6 +129,17 @@ def test_an_optimizer_made_before_the_weights_were_packed_still_trains_them(mode
     torch.optim.SGD(twin.parameters(), lr=0.1)
     for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(ours.grad, theirs.grad)  # type: ignore[arg-type]
+
+
+def test_an_optimizer_made_after_the_weights_were_packed_trains_them_too(model: Model) -> None:
+    with anytorch.mode("memory", device="cpu", **EXACT):
+        with torch.no_grad():
+            model(torch.ones(1, 64))
+        losses = train(model.train())  # makes it
+        assert losses[-1] < losses[0]
+        with torch.no_grad():
+            assert Model()(torch.ones(1, 64)).requires_grad is False
+    assert type(model.blocks[0].up) is nn.Linear and model.blocks[0].up.weight.grad is not None
 
 
 def test_gradients_in_eval_mode_reach_the_weights(model: Model) -> None:
@@ -287,3 +299,135 @@ def test_sequential_blocks_count_as_repeated() -> None:
     with anytorch.mode("memory", device="cpu", **EXACT) as mode:
         train(model, 1)
         assert mode.describe()["models"][0]["checkpointed blocks"] == 2
+
+
+class Wrapper(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.model(x))
+
+
+def test_a_model_outlives_the_wrapper_it_was_called_in(model: Model) -> None:
+    x, before = torch.randn(2, 64), copy.deepcopy(model.state_dict())
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    with torch.no_grad():
+        plain = model(x)
+        with anytorch.mode("memory", device="cpu", **EXACT) as mode:
+            for _ in range(3):  # one for each call, as evaluations make them
+                Wrapper(model).eval()(x)
+                assert isinstance(model.blocks[0].up, QuantLinear) and len(originals()) == 1
+            packed = model.blocks[0].up
+            model(x)
+            assert model.blocks[0].up is packed and len(mode.describe()["models"]) == 1
+            torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+            with torch.enable_grad():
+                losses = train(model.train())
+            assert losses[-1] < losses[0] and not originals()
+            model.eval().load_state_dict(before)
+        assert torch.equal(model(x), plain)
+        with anytorch.mode("memory", device="cpu", **EXACT):
+            Wrapper(model).eval()(x)
+        assert torch.equal(model(x), plain) and not originals()
+    assert {name: model.get_submodule(name) for name in layers} == layers
+
+
+def test_blocks_of_a_model_that_outlives_its_wrapper_are_as_they_were(model: Model) -> None:
+    with anytorch.mode("memory", device="cpu", **EXACT):
+        train(Wrapper(model.train()), 1)
+        gc.collect()
+        assert "forward" in model.blocks[0].__dict__
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_a_wrappers_model_is_freed_with_its_last_user() -> None:
+    with torch.no_grad(), anytorch.mode("memory", device="cpu", **EXACT) as mode:
+        inner = Model().eval()
+        Wrapper(inner).eval()(torch.ones(1, 64))
+        assert originals() and len(mode.describe()["models"]) == 1
+        gone = weakref.ref(inner)
+        del inner
+        gc.collect()
+        assert gone() is None and mode.describe()["models"] == [] and not originals()
+
+
+def test_a_model_whose_part_ran_first_is_prepared_whole(model: Model) -> None:
+    """As transformers' generate calls an encoder by itself, and then the whole."""
+    whole = Wrapper(model).eval()
+    with torch.no_grad(), anytorch.mode("memory", device="cpu", **EXACT) as mode:
+        for _ in range(2):
+            model.blocks[0](torch.ones(1, 64))
+            whole(torch.ones(1, 64))
+        assert all(isinstance(block.up, QuantLinear) for block in model.blocks)
+        assert [found["model"] for found in mode.describe()["models"]] == ["Wrapper"]
+    assert all(type(block.up) is nn.Linear for block in model.blocks) and not originals()
+
+
+def test_two_models_with_a_part_in_common_both_run(model: Model) -> None:
+    one, other, x = Wrapper(model).eval(), nn.Sequential(model, nn.Linear(64, 4)).eval(), torch.ones(1, 64)
+    with torch.no_grad():
+        plain = one(x), other(x)
+        with anytorch.mode("memory", device="cpu", **EXACT):
+            for _ in range(2):
+                one(x), other(x)
+            assert isinstance(other[1], QuantLinear) and isinstance(model.blocks[0].up, QuantLinear)
+        assert torch.equal(one(x), plain[0]) and torch.equal(other(x), plain[1])
+
+
+class Pair(nn.Module):
+    """Builds what it calls anew for each call, of layers that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 64), nn.Linear(64, 64)
+
+
+def test_layers_and_weights_of_a_model_that_is_gone_keep_their_values() -> None:
+    pair, x = Pair().eval(), torch.ones(1, 64)
+    with torch.no_grad():
+        plain = pair.two(torch.relu(pair.one(x)))
+        kept = Model().eval()
+        layer, values = kept.blocks[0].up, [parameter.clone() for parameter in kept.parameters()]
+        parameters = list(kept.parameters())
+        with anytorch.mode("memory", device="cpu", **EXACT):
+            for _ in range(2):
+                nn.Sequential(pair.one, nn.ReLU(), pair.two).eval()(x)
+            kept(x)
+            del kept
+            gc.collect()
+        assert torch.equal(pair.two(torch.relu(pair.one(x))), plain)
+        assert all(map(torch.equal, parameters, values)) and layer(x).shape == (1, 128) and not originals()
+
+
+def test_two_models_that_share_a_layer_both_run() -> None:
+    shared, x = nn.Linear(64, 64), torch.ones(1, 64)
+    one, other = (nn.Sequential(nn.Linear(64, 64), shared, nn.Tanh()).eval() for _ in range(2))
+    with torch.no_grad():
+        plain = one(x), other(x)
+        with anytorch.mode("memory", device="cpu", **EXACT) as mode:
+            for _ in range(2):
+                one(x), other(x)
+            assert "another model" in mode.explain()
+        assert torch.equal(one(x), plain[0]) and torch.equal(other(x), plain[1]) and not originals()
+
+
+def test_another_threads_first_call_waits_until_the_model_is_prepared(model: Model) -> None:
+    x, found = torch.randn(2, 64), []
+    with anytorch.mode("memory", device="cpu", **EXACT):
+        start = threading.Barrier(4)
+
+        def call() -> None:
+            start.wait()
+            with torch.no_grad():
+                found.append(model(x))
+
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with torch.no_grad():
+            settled = model(x)
+    assert len(found) == 4 and all(torch.equal(one, settled) for one in found)

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anytorch.errors import BudgetTooSmall, ModelError, OutOfMemory, UsageError
+from anytorch.memory import levels
 from anytorch.memory import spill as spill_module
 from anytorch.memory.stack import StoreLevel, TensorStore
 
@@ -221,9 +222,15 @@ def test_the_linear_layer_trains_like_torchs(tmp_path: Path) -> None:
                 assert torch.equal(ours(x), plain(x))
 
 
-def test_this_machines_stack() -> None:
+def test_this_machines_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "LINK_NBYTES", 2**20)
+    monkeypatch.setattr(levels, "DISK_NBYTES", 2**20)
     with create_vgpu_stack() as stack:
         assert len(stack.levels) >= 2
+        assert all(level.capacity_mb > 0 and level.transfer_speed_gbps > 0 for level in stack.levels)
+        device = torch.device(stack.levels[0].device)
+        monkeypatch.setattr(levels, "_device", lambda device: pytest.fail("measured again"))
+        assert stack.levels[0].transfer_speed_gbps == levels.device_speed(device), "it was measured, and is remembered"
         stack.register("x", torch.ones(10))
         assert torch.equal(stack.access("x"), torch.ones(10))  # type: ignore[arg-type]
 

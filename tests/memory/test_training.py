@@ -390,7 +390,7 @@ def test_too_little_room_for_a_step_says_how_much_is_needed(model: Model, tmp_pa
 def test_a_model_that_is_not_fitted(model: Model) -> None:
     with pytest.raises(UsageError, match="not fitted"):
         TieredOptimizer(model, torch.optim.AdamW)
-    with pytest.raises(UsageError, match="clip_norm is 0"):
+    with pytest.raises(UsageError, match="clip_norm=0"):
         TieredOptimizer(model, torch.optim.AdamW, clip_norm=0)
 
 

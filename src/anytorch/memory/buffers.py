@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import sys
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from anytorch import logs
+from anytorch import large_pages, logs
 from anytorch.memory.sizes import PAGE
 
 if TYPE_CHECKING:
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
 
 log = logs.logger(__name__)
 SEGMENT = 2**30  # the largest single pinned allocation
-HUGE = 2 * 2**20  # bytes of a huge page on x86-64 and most arm64
-ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
 # Private pages: shared ones would not count as the process's own.
 ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if sys.platform != "win32" else None
 
@@ -29,8 +25,8 @@ def host_buffer(nbytes: int, *, pinned: bool = False, lasting: bool = False) -> 
     `lasting`: of pages that are its own and go back to the system with it. The allocator's heap, which serves others, keeps
     what it was given for a while: gaps beside long-lived buffers, and the activations of passes on top of those.
 
-    Large ones ask for huge pages. A direct read into small pages is cut into pieces of one page each, of which a disk takes
-    a few hundred at a time: with huge pages the same disk gave 2.7 times the rate.
+    Large ones ask for large pages. A direct read into small pages is cut into pieces of one page each, of which a disk takes
+    a few hundred at a time: with large pages the same disk gave 2.7 times the rate.
     """
     import torch
 
@@ -42,11 +38,11 @@ def host_buffer(nbytes: int, *, pinned: bool = False, lasting: bool = False) -> 
         else:
             if buffer.data_ptr() % PAGE == 0:
                 return buffer
-    alignment = HUGE if nbytes >= HUGE else PAGE
+    alignment = large_pages.NBYTES if nbytes >= large_pages.NBYTES else PAGE
     raw = _own_pages(nbytes + alignment) if lasting else torch.empty(nbytes + alignment, dtype=torch.uint8)
     start = -raw.data_ptr() % alignment
     buffer = raw[start : start + nbytes]
-    _ask_for_huge_pages(buffer)
+    large_pages.ask(buffer.data_ptr(), nbytes)
     return buffer.zero_()
 
 
@@ -57,26 +53,6 @@ def _own_pages(nbytes: int) -> torch.Tensor:
     if ANONYMOUS is None:
         return torch.empty(nbytes, dtype=torch.uint8)
     return torch.frombuffer(mmap.mmap(-1, nbytes, flags=ANONYMOUS), dtype=torch.uint8)
-
-
-def _ask_for_huge_pages(buffer: torch.Tensor) -> None:
-    """Ask for huge pages before the first touch. Whole ones only: a last one in part would take more than was reserved."""
-    whole = buffer.nbytes // HUGE * HUGE
-    madvise = _madvise()
-    if whole and madvise is not None and madvise(buffer.data_ptr(), whole, ADVICE):
-        log.debug("no huge pages here: error %d", ctypes.get_errno())
-
-
-@cache
-def _madvise() -> Any:
-    # H: int madvise(void* addr, size_t length, int advice)
-    if ADVICE is None:
-        return None
-    with contextlib.suppress(OSError, AttributeError):
-        function = ctypes.CDLL(None, use_errno=True).madvise
-        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        return function
-    return None
 
 
 def bytes_of(buffer: torch.Tensor) -> memoryview:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -63,6 +63,14 @@ def restore(model: nn.Module) -> None:
         _offload_of(model, False)
     for block, around in model.__dict__.pop(RECORD, ()):
         around.give_back(block)
+
+
+def restore_blocks(blocks: Iterable[nn.Module]) -> None:
+    """The same for blocks whose model is gone."""
+    for block in blocks:
+        around = block.__dict__.get("forward")
+        if isinstance(around, Around) and not around.streamed:
+            around.give_back(block)
 
 
 class Around:

@@ -1,6 +1,6 @@
 """Seeing models when they first run: every call of a module that is within no other module's call passes here.
 
-`watch` puts one function in the place of `nn.Module.__call__` and one in that of `nn.Module.to`, for the length of a mode;
+`watch` puts functions in the places of `nn.Module.__call__`, `nn.Module.to` and `nn.Module.train`, for the length of a mode;
 outside of a mode torch's own are there. Calls within calls cost one look at a thread's flag.
 """
 
@@ -25,12 +25,15 @@ class Watcher(Protocol):
 
     def move(self, model: nn.Module, device: torch.device) -> bool: ...
 
+    def will_train(self, model: nn.Module) -> None: ...
+
 
 _inside = threading.local()
 _watcher: Watcher | None = None
 _hidden = False
 _plain_call: Any = nn.Module.__call__
 _plain_to: Any = nn.Module.to
+_plain_train: Any = nn.Module.train
 
 
 class NotWatched:
@@ -78,6 +81,15 @@ def _to(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return self
 
 
+def _train(self: nn.Module, mode: bool = True) -> nn.Module:
+    watcher = _watcher
+    if mode and watcher is not None and not getattr(_inside, "on", False):
+        with NotWatched():
+            watcher.will_train(self)
+    trained: nn.Module = _plain_train(self, mode)
+    return trained
+
+
 def _is_ordinary(module: nn.Module) -> bool:
     """False where a call is none of a program's own: traced, transformed, computed again in backward, or a replica."""
     # Both are None outside of a tracer and of torch.func's transforms, which torch's stubs do not know.
@@ -94,21 +106,27 @@ def _is_ordinary(module: nn.Module) -> bool:
 
 
 def watch(watcher: Watcher) -> None:
-    global _watcher, _plain_call, _plain_to
+    global _watcher, _plain_call, _plain_to, _plain_train
     if nn.Module.__call__ is not _call:
         _plain_call = nn.Module.__call__
         setattr(nn.Module, "__call__", _call)  # noqa: B010  (a method, to the type checker)
     if nn.Module.to is not _to:
         _plain_to = nn.Module.to
         setattr(nn.Module, "to", _to)  # noqa: B010
+    if nn.Module.train is not _train:
+        _plain_train = nn.Module.train
+        setattr(nn.Module, "train", _train)  # noqa: B010
     _watcher = watcher
 
 
 def unwatch() -> None:
-    """Take both functions away; one that somebody has put another in front of stays, and does nothing."""
+    """Take the functions away; one that somebody has put another in front of stays, and does nothing."""
     global _watcher
     _watcher = None
-    if nn.Module.__call__ is _call:
-        setattr(nn.Module, "__call__", _plain_call)  # noqa: B010
-    if nn.Module.to is _to:
-        setattr(nn.Module, "to", _plain_to)  # noqa: B010
+    for name, ours, plain in (
+        ("__call__", _call, _plain_call),
+        ("to", _to, _plain_to),
+        ("train", _train, _plain_train),
+    ):
+        if getattr(nn.Module, name) is ours:
+            setattr(nn.Module, name, plain)

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from anytorch import limits
 from anytorch.errors import BudgetTooSmall, UsageError
 from anytorch.memory.fitted_model import HANDLE, Fitted
 from anytorch.memory.formats import packing_of, resting_nbytes, unpacked_nbytes
@@ -141,6 +142,9 @@ class Wishes:
     compute_s: float = 0.0
     rest_format: str | None = None
     training: bool = False
+
+    def __post_init__(self) -> None:
+        limits.SECONDS_OR_NONE.check("compute_s", self.compute_s)
 
 
 def plan_for(

@@ -28,7 +28,7 @@ from anytorch.devices.choose import resolve
 from anytorch.devices.memory import memory
 from anytorch.devices.precision import autocast_dtype
 from anytorch.errors import BudgetTooSmall, UsageError, did_you_mean
-from anytorch.memory import first_runs
+from anytorch.memory import casts, first_runs
 from anytorch.memory.fitted_model import HANDLE
 from anytorch.memory.mode_table import MODES, PRECISIONS, Mode
 from anytorch.memory.originals import tensors_of
@@ -90,6 +90,7 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
             if self.mode.fused_attention:
                 self._stack.enter_context(sdpa_kernel(FUSED_FIRST, set_priority=True))
             self._stack.enter_context(matmul_precision(self.mode.matmul_precision))
+            casts.watch()
             first_runs.watch(self)
             _active = self
         return self
@@ -102,6 +103,7 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
                 return
             _active = None
             first_runs.unwatch()
+            casts.unwatch()
             self._stack.close()
             failures = []
             with self._lock:
@@ -136,7 +138,7 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
             if before is not None:
                 before.undo()
                 self._prepared.remove(before)
-            prepared = Prepared(model, self.mode, self.device, disk, asked=True)
+            prepared = self._new(model, disk, asked=True)
             trains = model.training if training is None else training
             prepared.prepare("training" if trains else "inference")
             self._remember(model, prepared)
@@ -172,13 +174,16 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
         if next(tensors_of(model), None) is None:
             self._remember(model, None)  # a loss, an activation: nothing to prepare
             return None
-        whole = next((p for p in self._prepared if (it := p.model) is not None and _contains(it, model)), None)
+        whole = next((p for p in list(self._prepared) if (it := p.model) is not None and _contains(it, model)), None)
         if whole is not None:
             self._remember(model, whole)
             return whole
-        prepared = Prepared(model, self.mode, self.device, None, asked=False)
+        prepared = self._new(model, None, asked=False)
         self._remember(model, prepared)
         return prepared
+
+    def _new(self, model: nn.Module, disk: str | None, *, asked: bool) -> Prepared:
+        return Prepared(model, self.mode, self.device, disk, asked=asked, gone=partial(_drop, weakref.ref(self)))
 
     def _prepare(self, model: nn.Module, prepared: Prepared, phase: Phase) -> None:
         why = self._why_left_alone(model)
@@ -186,7 +191,24 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
             prepared.undo()
             prepared.leave_alone(why, phase)
         else:
+            self._take_over(model, prepared)
             prepared.prepare(phase)
+
+    def _take_over(self, model: nn.Module, prepared: Prepared) -> None:
+        """Parts of the model that were called by themselves before it are its parts from now on."""
+        modules = {id(module) for module in model.modules()}
+        for other in [p for p in self._prepared if p is not prepared]:
+            part = other.model
+            if part is None and other.shares_parts_with(model):
+                _drop(weakref.ref(self), other)
+                prepared.take_over(other)
+            elif part is not None and part is not model and not other.asked and id(part) in modules:
+                _drop(weakref.ref(self), other)
+                prepared.take_over(other)
+                self._known[id(part)] = prepared
+            elif part is not None and other.packed_layers_of(modules):
+                prepared.shared = other.shared = True
+                other.unpack()
 
     def _why_left_alone(self, model: nn.Module) -> str:
         if type(model).__module__.partition(".")[0] == "anytorch":
@@ -197,7 +219,9 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
         if HANDLE not in model.__dict__ and not all(same_place(place, self.device) for place in places):
             return f"it runs on {', '.join(sorted(map(str, places)))}; the mode is for {self.device}"
         parts = [
-            p.name for p in self._prepared if (it := p.model) is not None and it is not model and _contains(model, it)
+            p.name
+            for p in list(self._prepared)
+            if p.asked and (it := p.model) is not None and it is not model and _contains(model, it)
         ]
         return f"its part {parts[0]} was prepared by itself" if parts else ""
 
@@ -223,11 +247,18 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
                 return False
             return True
 
+    def will_train(self, model: nn.Module) -> None:
+        """Give a model its weights back when it is put into train mode: an optimizer that is made then has to find them."""
+        with self._lock:
+            for prepared in list(self._prepared):  # models may go meanwhile
+                if not prepared.asked and "weights" in prepared.did and prepared.shares_parts_with(model):
+                    prepared.unpack()
+
     def _remember(self, model: nn.Module, prepared: Prepared | None) -> None:
         self._known[id(model)] = prepared
         if prepared is not None and prepared.model is model:
             self._prepared.append(prepared)
-        weakref.finalize(model, partial(_forget, weakref.ref(self), id(model), prepared)).atexit = False
+        weakref.finalize(model, partial(_forget, weakref.ref(self), id(model))).atexit = False
 
     # --- what is in force --------------------------------------------------------------------------------------------
 
@@ -261,15 +292,18 @@ def _contains(model: nn.Module, part: nn.Module) -> bool:
     return any(module is part for module in model.modules())
 
 
-def _forget(mode: weakref.ref[ActiveMode], key: int, prepared: Prepared | None) -> None:
-    """A module is gone: nothing is kept of it, nor of what was prepared if that was the model itself."""
+def _forget(mode: weakref.ref[ActiveMode], key: int) -> None:
+    """A module that was called is gone."""
     active = mode()
     if active is not None:
         active._known.pop(key, None)
-    if prepared is not None and prepared.model is None:
-        prepared.forget()
-        if active is not None and prepared in active._prepared:
-            active._prepared.remove(prepared)
+
+
+def _drop(mode: weakref.ref[ActiveMode], prepared: Prepared) -> None:
+    """A model that was prepared is gone with all its parts."""
+    active = mode()
+    if active is not None and prepared in active._prepared:
+        active._prepared.remove(prepared)
 
 
 def in_float32(value: Any, dtype: torch.dtype) -> Any:

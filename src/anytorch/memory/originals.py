@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -36,7 +38,13 @@ class Kept:
 
     layer: nn.Linear
     stored: dict[str, StoredTensor]
+    parent: weakref.ref[nn.Module]  # not its name in the model: a part may outlive the whole
+    child: str
     packed: QuantLinear | None = None  # what stands in its place
+
+    def stands_in(self) -> QuantLinear | None:
+        parent = self.parent()
+        return self.packed if parent is not None and parent._modules.get(self.child) is self.packed else None
 
 
 class Originals:
@@ -50,7 +58,14 @@ class Originals:
     def keep(self, model: nn.Module) -> None:
         """Write the weight of every layer that can be packed to disk."""
         for name, layer in linear_targets(model)[0].items():
-            self._kept[name] = Kept(layer, self._spill.write({WEIGHT: layer.weight.detach()}))
+            parent, _, child = name.rpartition(".")
+            stored = self._spill.write({WEIGHT: layer.weight.detach()})
+            self._kept[name] = Kept(layer, stored, weakref.ref(model.get_submodule(parent)), child)
+
+    def within(self, model: nn.Module) -> bool:
+        """True if every layer that is kept has its place in this model."""
+        modules = {id(module) for module in model.modules()}
+        return all(id(kept.parent()) in modules for kept in self._kept.values())
 
     @property
     def trained(self) -> bool:
@@ -83,7 +98,20 @@ class Originals:
         """A new original, as `load_state_dict` brings it."""
         self._kept[name].stored = self._spill.write({WEIGHT: weight.detach()})
 
-    def restore(self, model: nn.Module) -> None:
+    def keeps_layers_of(self, modules: AbstractSet[int]) -> bool:
+        return any(id(kept.layer) in modules for kept in self._kept.values())
+
+    def restore_what_is_held(self) -> None:
+        """The model is gone: give layers and weights that somebody still refers to their values, and the disk space back."""
+        held = {}
+        for name, kept in self._kept.items():
+            # A layer is known to its `Kept`, a weight to its layer, and either to the call that counts.
+            if getrefcount(kept.layer) > 2 or getrefcount(kept.layer._parameters[WEIGHT]) > 2:
+                held[name] = kept
+        self._kept = held
+        self.restore()
+
+    def restore(self) -> None:
         """Put the layers back with the values they had, also those that were only rounded; then give the disk space back."""
         try:
             for name, kept in self._kept.items():
@@ -92,12 +120,12 @@ class Originals:
                     wake(layer.weight, weight)
                 else:
                     layer.weight.data = weight
-                stands_in = kept.packed
-                if stands_in is not None and model.get_submodule(name) is stands_in:
+                parent, stands_in = kept.parent(), kept.stands_in()
+                if stands_in is not None:
                     if stands_in.bias is not None and layer.bias is not None:
                         layer.bias.data = stands_in.bias.data  # moved, or changed by load_state_dict
                     layer.train(stands_in.training)
-                    replace_module(model, name, layer)
+                    setattr(parent, kept.child, layer)
         finally:
             self.close()
 

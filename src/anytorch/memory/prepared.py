@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,7 +18,8 @@ from torch import nn
 from anytorch import logs
 from anytorch.devices.memory import memory
 from anytorch.devices.precision import autocast_dtype
-from anytorch.memory.checkpointing import activations, repeated_blocks, restore
+from anytorch.memory import casts
+from anytorch.memory.checkpointing import activations, repeated_blocks, restore, restore_blocks
 from anytorch.memory.fitted_model import HANDLE
 from anytorch.memory.fitting import fit, unfit
 from anytorch.memory.mode_table import Mode
@@ -49,10 +52,28 @@ def same_place(one: torch.device, other: torch.device) -> bool:
 
 
 class Prepared:
-    """One model under a mode. Refers to the model weakly: it goes with its last user, mode or no mode."""
+    """One model under a mode. Refers to the model weakly: it goes with its last user, mode or no mode.
 
-    def __init__(self, model: nn.Module, mode: Mode, device: torch.device, disk: str | None, *, asked: bool) -> None:
+    Its parts may outlive it, as a model does that was called in a wrapper made for that call. `gone` is called when the last
+    of them is no more.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mode: Mode,
+        device: torch.device,
+        disk: str | None,
+        *,
+        asked: bool,
+        gone: Callable[[Prepared], object],
+    ) -> None:
         self._model = weakref.ref(model)
+        counted = partial(_count_down, weakref.ref(self))
+        # Linear layers do not count: those that are packed are kept here.
+        parts = [part for part in model.modules() if part is model or type(part) is not nn.Linear]
+        self._parts = [weakref.ref(part, counted) for part in parts]
+        self._living, self._gone = len(parts), gone
         self.name = type(model).__name__
         self.mode = mode
         self.device = device
@@ -60,21 +81,43 @@ class Prepared:
         self.asked = asked  # by `apply`: failures are raised, and the phase is the caller's
         self.phase: Phase | None = None
         self.trained = False
+        self.shared = False  # layers with another model, where packed ones cannot stand in their places
         self.autocast: torch.dtype | None = None  # for the length of a call
         self._elsewhere: torch.device | None = None  # where it runs, if that is not the mode's device
         self.did: dict[str, Any] = {}
         self.left: dict[str, str] = {}  # step → why not
-        self._undo: list[tuple[str, Callable[[nn.Module], object]]] = []
+        self._undo: list[tuple[str, Callable[[nn.Module], object], Callable[[list[nn.Module]], object]]] = []
         self._originals: Originals | None = None
 
     @property
     def model(self) -> nn.Module | None:
         return self._model()
 
+    @property
+    def parts(self) -> list[nn.Module]:
+        """What is left of the model."""
+        return [part for one in self._parts if (part := one()) is not None]
+
+    def shares_parts_with(self, model: nn.Module) -> bool:
+        modules = {id(module) for module in model.modules()}
+        return any(id(part) in modules for part in self.parts) or self.packed_layers_of(modules)
+
+    def packed_layers_of(self, modules: AbstractSet[int]) -> bool:
+        """Are layers that wait here while packed ones stand in their places among these?"""
+        return self._originals is not None and self._originals.keeps_layers_of(modules)
+
+    def unpack(self) -> None:
+        """Give the weights back. A call without gradients packs them again, unless they are shared with another model."""
+        self.undo("weights")
+        self.phase = None
+
     def describe(self) -> dict[str, Any]:
         what: dict[str, Any] = {"model": self.name, **self.did}
         if self.autocast is not None:
             what["autocast"] = str(self.autocast).removeprefix("torch.")
+            model = self.model
+            if model is not None and (kept := casts.held_nbytes(model)):
+                what["rounded weights"] = {"nbytes": kept}
         return what | ({"not applied": dict(self.left)} if self.left else {})
 
     def explain(self) -> str:
@@ -84,30 +127,49 @@ class Prepared:
 
     # --- undoing ---------------------------------------------------------------------------------------------------
 
-    def step(self, name: str, what: Any, undo: Callable[[nn.Module], object]) -> None:
+    def step(
+        self, name: str, what: Any, undo: Callable[[nn.Module], object], undo_parts: Callable[[list[nn.Module]], object]
+    ) -> None:
+        """Note a step that was done, how it is undone, and how it is undone for what is left of a model."""
         self.did[name] = what
-        self._undo.append((name, undo))
+        self._undo.append((name, undo, undo_parts))
 
     def undo(self, down_to: str | None = None) -> None:
         """Undo the steps, the last one first: all of them, or as far as the one named."""
         model = self.model
-        if model is None:
-            self.forget()
-            return
         while self._undo:
-            name, undo = self._undo.pop()
+            name, undo, undo_parts = self._undo.pop()
             self.did.pop(name, None)
-            undo(model)
+            if model is not None:
+                undo(model)
+            else:
+                undo_parts(self.parts)
             if name == down_to:
                 return
         self.autocast = None
+        for part in [model] if model is not None else self.parts:
+            casts.release(part)
+
+    def take_over(self, other: Prepared) -> None:
+        """What was done to parts of this model, when they were called by themselves or in another one, is undone; packed
+        weights are only taken over where the other model is gone: that is a wrapper for each call, as a rule."""
+        model = self.model
+        assert model is not None
+        self.trained = self.trained or other.trained
+        originals = other._originals
+        if other.model is None and originals is not None and len(other._undo) == 1 and originals.within(model):
+            other._originals = None
+            self._originals = originals
+            self.step("weights", other.did["weights"], self._restore_originals, self._restore_originals)
+            other._undo.clear()
+        other.undo()
 
     def forget(self) -> None:
         """The model is gone: what lies on disk for it goes, too."""
         self._undo.clear()
-        if self._originals is not None:
-            self._originals.close()
-            self._originals = None
+        originals, self._originals = self._originals, None
+        if originals is not None:
+            originals.restore_what_is_held()
 
     # --- doing -----------------------------------------------------------------------------------------------------
 
@@ -143,7 +205,7 @@ class Prepared:
         """
         model = self.model
         assert model is not None
-        self.phase, self.left, self._elsewhere = phase, {}, None
+        self.phase, self.left, self._elsewhere = None, {}, None
         self.trained = self.trained or phase == "training"
         if "weights" in self.did and phase != "inference":
             self.undo("weights")
@@ -167,6 +229,7 @@ class Prepared:
         except BaseException:
             self.undo()
             raise
+        self.phase = phase  # not before: another thread's call waits until all of this is done
         log.info("mode %s: %s", self.mode.name, self.describe())
 
     def _attention(self, model: nn.Module, phase: Phase) -> None:
@@ -182,7 +245,16 @@ class Prepared:
         except (ValueError, ImportError) as exc:
             self.left["attention"] = f"it stays as the model spells it out: {exc}"
             return
-        self.step("attention", "sdpa", lambda it: it.set_attn_implementation(before))  # type: ignore[operator]
+
+        def back(it: Any) -> None:
+            it.set_attn_implementation(before)
+
+        def back_in_parts(parts: list[nn.Module]) -> None:
+            for part in parts:
+                if hasattr(part, "set_attn_implementation"):
+                    back(part)
+
+        self.step("attention", "sdpa", back, back_in_parts)
 
     def _weights_and_place(self, model: nn.Module, phase: Phase) -> None:
         if "streamed" in self.did or "weights" in self.did:
@@ -203,6 +275,8 @@ class Prepared:
     def _why_not_packed(self, model: nn.Module, phase: Phase) -> str:
         if phase == "training" or self.trained:
             return "weights in few bits cannot be trained, and this model is"
+        if self.shared:
+            return "another model that runs has some of its layers"
         if phase == "gradients":
             return "gradients are computed; call it under torch.no_grad() for packed weights"
         return _why_not_changed(model)
@@ -212,7 +286,7 @@ class Prepared:
         before = sum(tensor.nbytes for tensor in tensors_of(model))
         fits = budget is None or packed_nbytes(model, format) <= budget
         originals = self._originals = Originals(self.disk)
-        self.step("weights", format, self._restore_originals)
+        self.step("weights", format, self._restore_originals, self._restore_originals)
         originals.keep(model)
         if not fits:  # packed layers do not move; weights that do may rest in as few bits
             return format
@@ -225,10 +299,10 @@ class Prepared:
         self.did["weights"] = {"format": format, "layers": count, "nbytes": after, "nbytes before": before}
         return None
 
-    def _restore_originals(self, model: nn.Module) -> None:
+    def _restore_originals(self, _: object) -> None:
         originals, self._originals = self._originals, None
         if originals is not None:
-            originals.restore(model)
+            originals.restore()
 
     def _place(self, model: nn.Module, phase: Phase, budget: int | None, rest_format: str | None) -> None:
         there = {tensor.device for tensor in tensors_of(model)}
@@ -246,20 +320,30 @@ class Prepared:
             training = phase == "training"
             fit(model, self.device, device_budget=budget, disk=self.disk, rest_format=rest_format, training=training)
             what = {"budget": budget, "size": size} | ({"optimizer": OWN_OPTIMIZER} if training else {})
-            self.step("streamed", what, unfit)
+            self.step("streamed", what, unfit, self._cannot_bring_back)
             return
         if at_home:
             return
         model.to(self.device)
         if len(there) == 1:
             home = there.pop()
-            self.step("moved", str(self.device), lambda it: it.to(home))
+            self.step(
+                "moved", str(self.device), lambda it: it.to(home), lambda parts: [part.to(home) for part in parts]
+            )
 
     def stream(self, model: nn.Module, budget: int) -> None:
         """Bring a model that the device cannot hold to it block by block, in place of a move that could not succeed."""
         size = sum(tensor.nbytes for tensor in tensors_of(model))
         fit(model, self.device, device_budget=budget, disk=self.disk, training=model.training)
-        self.step("streamed", {"budget": budget, "size": size, "optimizer": OWN_OPTIMIZER}, unfit)
+        what = {"budget": budget, "size": size, "optimizer": OWN_OPTIMIZER}
+        self.step("streamed", what, unfit, self._cannot_bring_back)
+
+    def _cannot_bring_back(self, parts: list[nn.Module]) -> None:
+        """Where weights stream is the whole model's knowledge."""
+        log.warning(
+            "mode %s: the weights of %d parts of a streamed %s went with it; keep the model while its parts are used",
+            self.mode.name, len(parts), self.name,
+        )  # fmt: skip
 
     def _checkpoints(self, model: nn.Module, phase: Phase) -> None:
         if not self.mode.checkpointing or phase != "training" or "checkpointed blocks" in self.did:
@@ -268,10 +352,11 @@ class Prepared:
         if why or not repeated_blocks(model):
             self.left["checkpointing"] = why or "it has no list of repeated blocks (torch.nn.ModuleList, Sequential)"
             return
-        self.step("checkpointed blocks", activations(model, "checkpoint"), restore)
+        self.step("checkpointed blocks", activations(model, "checkpoint"), restore, restore_blocks)
 
     def _precision(self, model: nn.Module, phase: Phase) -> None:
         self.autocast = None
+        casts.release(model)
         if not self.mode.mixed_precision:
             return
         name = autocast_dtype(self.device)
@@ -284,6 +369,27 @@ class Prepared:
             self.left["mixed precision"] = "float16 gradients need torch.amp.GradScaler, which is the program's to call"
         else:
             self.autocast = getattr(torch, name)
+            if phase == "inference" and "streamed" not in self.did and HANDLE not in model.__dict__:
+                self._keep_rounded(model, self.autocast)
+
+    def _keep_rounded(self, model: nn.Module, dtype: torch.dtype) -> None:
+        budget = device_budget(self.mode, self.device, model)
+        more = sum(weight.numel() for weight in casts.layers_of(model).values()) * dtype.itemsize
+        if budget is not None and sum(tensor.nbytes for tensor in tensors_of(model)) + more > budget:
+            self.left["weights kept in " + str(dtype).removeprefix("torch.")] = (
+                f"{words(more)} more would be beyond the budget of {words(budget)}; each call rounds them"
+            )
+            return
+        casts.hold(model, dtype)
+
+
+def _count_down(prepared: weakref.ref[Prepared], _: object) -> None:
+    one = prepared()
+    if one is not None:
+        one._living -= 1
+        if not one._living:
+            one.forget()
+            one._gone(one)
 
 
 def _why_not_changed(model: nn.Module, *, distributed: bool = True) -> str:

@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.child_process import is_alive
-from anytorch.errors import ModelError, UsageError
+from anytorch.errors import ModelError
 from anytorch.files import NOT_THERE, parse_json, replace_file, sync_folder
 from anytorch.memory.block_updates import OF
 from anytorch.memory.manifest import MANIFEST, Sum, problem_of, write_manifest
@@ -58,8 +58,7 @@ def save_training(
 
     Call it between steps. With `keep=1` there is none to go back to if the disk damages it.
     """
-    if keep < 1:
-        raise UsageError(f"keep={keep}: at least the newest checkpoint is kept")
+    limits.COUNT.check("keep", keep), limits.COUNT_OR_NONE.check("step", step)
     optimizer.wait()  # raises if a step that ran beside the device failed: half of one is not worth keeping
     optimizer.check_whole()
     root = Path(folder)

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.errors import ModelError, UsageError
 from anytorch.memory.block_updates import (
     GO_BACK,
@@ -69,8 +69,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         overlap: Overlap = None,
         **options: Any,
     ) -> None:
-        if clip_norm is not None and clip_norm <= 0:
-            raise UsageError(f"clip_norm is {clip_norm}; it must be above 0")
+        if clip_norm is not None:
+            limits.SCALE_ABOVE_ZERO.check("clip_norm", clip_norm)
         if overlap not in (None, "forward", "backward"):
             raise UsageError(f"overlap is {overlap!r}; use None, 'forward' or 'backward'")
         if overlap == "backward" and clip_norm is not None:

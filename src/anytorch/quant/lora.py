@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from anytorch import limits
 from anytorch.errors import UsageError
 from anytorch.quant.linear import QuantLinear
 from anytorch.quant.model import Skip, _matches, as_linear, replace_module, rules_of
@@ -22,6 +23,9 @@ class LoRALinear(nn.Module):
         self, base: nn.Linear | QuantLinear, rank: int, *, alpha: float | None = None, dropout: float = 0.0
     ) -> None:
         super().__init__()
+        limits.RANK.check("rank", rank), limits.PART.check("dropout", dropout)
+        if alpha is not None:
+            limits.SCALE.check("alpha", alpha)
         if not 0 < rank <= min(base.in_features, base.out_features):
             raise UsageError(f"rank={rank}: the layer is {base.in_features} → {base.out_features}")
         self.base = base
