@@ -137,6 +137,24 @@ def graph(**options: Any) -> Any:
     return made.superoptimize(**options)
 
 
+def small() -> Any:
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Linear(8, 8))
+
+
+def loader(**options: Any) -> Any:
+    import torch
+
+    return anytorch.train.World(torch.device("cpu")).loader([1, 2], **{"batch_size": 1, **options})
+
+
+def optimizer(**options: Any) -> Any:
+    import torch
+
+    return anytorch.memory.TieredOptimizer(small(), torch.optim.SGD, **options)
+
+
 def generator(**options: Any) -> Any:
     return anytorch.TextGenerator("no such folder", **options)
 
@@ -144,7 +162,7 @@ def generator(**options: Any) -> Any:
 # How each public name that takes a number is called, and which numbers it takes.
 CALLS: dict[str, tuple[Callable[..., Any], str]] = {
     "fit_batch": (lambda **given: anytorch.fit_batch(lambda batch: batch, **{"start": 4, **given}), "start minimum"),
-    "sample_candles": (lambda **given: anytorch.sample_candles(**given), "rows"),
+    "sample_candles": (lambda **given: anytorch.sample_candles(**given), "rows seed price"),
     "load_predictor": (predictor, "max_context"),
     "KronosPredictor": (
         lambda **given: anytorch.KronosPredictor(plain(predictor).model, plain(predictor).tokenizer, "cpu", **given),
@@ -160,6 +178,20 @@ CALLS: dict[str, tuple[Callable[..., Any], str]] = {
     "EngineQueue": (queue, "batch_tokens max_wait_s max_waiting_tokens max_waiting_s"),
     "TextGenerator": (generator, "at_once waiting"),
     "graph.KernelGraph.superoptimize": (graph, "time_limit_s"),
+    "PersistentKernel": (
+        lambda **given: anytorch.PersistentKernel(**given),
+        "num_workers num_local_schedulers num_remote_schedulers max_seq_length",
+    ),
+    "TextPool": (lambda **given: anytorch.TextPool("no such folder", devices=["cpu"], **given), "at_once"),
+    "train.World.loader": (loader, "batch_size seed"),
+    "memory.fit": (lambda **given: anytorch.memory.fit(small(), "cpu", device_budget="1MB", **given), "compute_s"),
+    "memory.TieredOptimizer": (optimizer, "clip_norm"),
+    "memory.with_rescue": (
+        lambda **given: anytorch.memory.with_rescue(lambda n: n, small(), **{"batch": 4, **given}),
+        "batch minimum",
+    ),
+    "quant.add_lora": (lambda **given: anytorch.quant.add_lora(small(), **given), "rank alpha dropout"),
+    "quant.prune": (lambda **given: anytorch.quant.prune(small(), **given), "amount"),
 }
 # Which public names are not in the table, and why.
 ELSEWHERE = {
@@ -167,6 +199,7 @@ ELSEWHERE = {
     "KronosPredictor.generate": "the same checks as forecast",
     "KronosPredictor.paths": "the same checks as forecast",
     "TextGenerator.stream": "tests/text/generate: it needs a model",
+    "quant.quantize": "tests/quant/test_formats.py: group_size is one of a few",
     "ArrowEngine.encode_iter": "the same check as encode",
 }
 
@@ -182,13 +215,29 @@ def test_numbers_of_python_have_limits(name: str) -> None:
 
 
 def test_the_table_names_every_number_of_the_jobs() -> None:
-    for name in ("ArrowEngine", "EngineQueue", "KronosPredictor", "TextGenerator", "fit_batch", "load_predictor"):
+    for name in (
+        name for name in CALLS if name[0].isupper() or name in ("fit_batch", "load_predictor", "sample_candles")
+    ):
+        if "." in name:
+            continue
         taken = {
             parameter.name
             for parameter in inspect.signature(getattr(anytorch, name)).parameters.values()
             if re.search(r"\b(int|float)\b", str(parameter.annotation)) and "Callable" not in str(parameter.annotation)
         }
-        assert taken - {"clip"} == set(CALLS[name][1].split()), name
+        told_elsewhere = {"clip", "device_budget", "eos_token_id", "world_size", "mpi_rank"}
+        assert taken - told_elsewhere == set(CALLS[name][1].split()), name
+
+
+def test_no_list_of_devices_starts_thousands_of_processes() -> None:
+    many = ["cpu"] * 257
+    for call in (
+        lambda: anytorch.PredictorPool("tiny", devices=many),
+        lambda: anytorch.TextPool("no such folder", devices=many),
+        lambda: anytorch.ArrowEngine(devices=many),
+    ):
+        with pytest.raises(UsageError, match="number of devices=257 is invalid: use a whole number from 1 to 256"):
+            call()
 
 
 def test_limits_take_numpy_numbers_and_no_truth_values() -> None:

@@ -90,6 +90,7 @@ PATHS = Limit(1, 10_000)
 WINDOW = Limit(2, MILLION)
 QUANTILE = Limit(0, 1, whole=False)
 ROWS = Limit(1, BILLION)
+PRICE = Limit(0, 10**12, whole=False, above=True)
 # of training
 COUNT = Limit(1, BILLION)
 COUNT_OR_NONE = Limit(0, BILLION)  # 0: none, or all
@@ -97,5 +98,7 @@ LEARNING_RATE = Limit(0, 1000, whole=False, above=True)
 DECAY = Limit(0, 1000, whole=False)
 PART = Limit(0, 1, whole=False)
 RANK = Limit(0, 65_536)
+SCALE = Limit(0, MILLION, whole=False)  # of an adapter, of a gradient's length
+SCALE_ABOVE_ZERO = Limit(0, MILLION, whole=False, above=True)
 # of the service
 REQUESTS_PER_SECOND = Limit(0, 10 * MILLION, whole=False, above=True)

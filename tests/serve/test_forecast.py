@@ -56,6 +56,20 @@ def test_the_same_candles_in_every_form_give_the_same_forecast(forecaster: Any, 
     assert "samples" not in from_json
 
 
+def test_a_series_of_single_values(forecaster: Any) -> None:
+    values = [round(20 * math.sin(row / 5) + row / 10, 3) for row in range(100)]  # negative ones, too
+    days = [f"2024-{1 + row // 28:02}-{1 + row % 28:02}" for row in range(100)]
+    document = good(ask(forecaster, values=values))
+    assert document["history"]["close"] == values and len(document["forecast"]["close"]) == 4
+    assert all(math.isfinite(value) for value in document["forecast"]["close"])
+    assert any("each row counts as a day" in note for note in document["guessed"])
+    assert document["forecast"]["timestamps"][0] > document["history"]["timestamps"][-1]
+    dated = good(ask(forecaster, values=values, timestamps=days))
+    assert dated["history"]["timestamps"][0].startswith("2024-01-01") and dated["history"]["close"] == values
+    text = "day,sales\n" + "".join(f"{day},{value}\n" for day, value in zip(days, values, strict=True))
+    assert good(ask(forecaster, csv=text))["forecast"] == dated["forecast"]
+
+
 def test_the_hours_come_from_the_whole_history(forecaster: Any) -> None:
     """The model sees 64 rows, with no night among them."""
     candles = sample_candles(420, seed=3)
@@ -82,6 +96,9 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"csv": "a,b\n1,2\n"}, 422, "no column"),
     ({"csv": "   "}, 422, "empty"),
     ({"csv": "timestamps,open,high,low,close\n2024-01-01,1,2,0.5,x\n2024-01-02,1,2,0.5,1\n"}, 422, "x"),
+    ({"values": [1.0, 2.0, 3.0], "timestamps": ["2024-01-01"]}, 422, "values has 3 entries and timestamps has 1"),
+    ({"values": [1.0]}, 422, "values"),
+    ({"values": [1.0, 2.0], "sample": True}, 422, "one of candles"),
     ({"sample": True, "horizon": 0}, 422, "horizon"),
     ({"sample": True, "horizon": 10**6}, 422, "horizon"),
     ({"sample": True, "samples": 10**6}, 422, "samples"),

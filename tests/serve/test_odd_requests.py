@@ -236,20 +236,79 @@ def test_times_at_the_ends_of_the_calendar(forecaster: Any, candles: dict[str, A
     assert answer.status_code in (400, 422), answer.text
 
 
+# A body that each end point takes, at the least.
+LEAST: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "x"},
+    "/v1/similarity": {"a": ["x"]},
+    "/v1/search": {"queries": ["x"], "corpus": ["y"]},
+    "/v1/forecast": {"sample": True},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/benchmark": {},
+    "/api/load-model": {"model": "x"},
+}
+
+
+def test_a_misspelt_field_is_named_everywhere(service: Any) -> None:
+    document = httpx.get(f"{service.url}/openapi.json", timeout=60).json()
+    with_body = [
+        (path, method) for path, methods in document["paths"].items() for method in methods
+        if "requestBody" in methods[method] or method not in ("get", "delete")
+    ]  # fmt: skip
+    assert {path for path, _ in with_body} == LEAST.keys()
+    for path, method in with_body:
+        answered = httpx.request(method, f"{service.url}{path}", json={**LEAST[path], "dimentions": 3}, timeout=60)
+        assert answered.status_code == 422, answered.text
+        detail = answered.json()["detail"]
+        assert "dimentions" in detail and "is not a field of this end point" in detail, path
+
+
+def test_what_lies_within_a_body_is_as_strict(service: Any) -> None:
+    """Every object that a request's schema names refuses what it does not know, and every number has limits."""
+    document = httpx.get(f"{service.url}/openapi.json", timeout=60).json()
+    schemas, seen = document["components"]["schemas"], set()
+    free = {"metadata"}  # of the caller's own
+    data = {"input", "open", "high", "low", "close", "volume", "amount", "values", "prompt"}
+
+    def walk(part: Any, name: str) -> None:
+        if isinstance(part, list):
+            for one in part:
+                walk(one, name)
+        if not isinstance(part, dict) or name in free:
+            return
+        if "$ref" in part:
+            target = part["$ref"].rpartition("/")[2]
+            if target not in seen:
+                seen.add(target)
+                walk(schemas[target], target)
+            return
+        if part.get("type") == "object":
+            assert part.get("additionalProperties") is False, f"{name} takes any field"
+        if part.get("type") in ("integer", "number") and name not in data:
+            low = {"minimum", "exclusiveMinimum", "const"} & part.keys()
+            assert low and {"maximum", "exclusiveMaximum", "const"} & part.keys(), f"{name} has no limits: {part}"
+        for key, value in part.get("properties", {}).items():
+            walk(value, key)
+        for key in ("anyOf", "allOf", "oneOf", "items", "prefixItems"):
+            walk(part.get(key), name)
+
+    for methods in document["paths"].values():
+        for about in methods.values():
+            for kind in about.get("requestBody", {}).get("content", {}).values():
+                walk(kind["schema"], "body")
+            for parameter in about.get("parameters", []):
+                walk(parameter["schema"], parameter["name"])
+    assert {"Candles", "ChatMessage", "StreamOptions"} <= seen and len(seen) > 8
+
+
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/embeddings", {"input": "x"}),
-        ("/v1/similarity", {"a": ["x"]}),
-        ("/v1/search", {"queries": ["x"], "corpus": ["y"]}),
-        ("/v1/forecast", {"sample": True}),
-        ("/v1/completions", {"prompt": "x"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
-        ("/v1/benchmark", {}),
-        ("/api/load-model", {"model": "x"}),
-    ],
+    ("fields", "word"),
+    [({"horizn": "3"}, "horizn"), ({"horizn": ""}, "horizn"), ({"csv": "a"}, "twice"), ({"candles": "{}"}, "candles")],
 )
-def test_a_misspelt_field_is_named_everywhere(service: Any, path: str, body: dict[str, Any]) -> None:
-    answered = httpx.post(f"{service.url}{path}", json={**body, "dimentions": 3}, timeout=60)
-    assert answered.status_code == 422, answered.text
-    assert "dimentions" in answered.json()["detail"] and "is not a field of this end point" in answered.json()["detail"]
+def test_a_form_is_as_strict(forecaster: Any, fields: dict[str, str], word: str) -> None:
+    table = b"timestamps,open,high,low,close\n2024-01-01,1,2,1,2\n2024-01-02,2,3,2,3\n"
+    answer = forecaster.client.post("/v1/forecast", files={"file": ("a.csv", table)}, data=fields)
+    assert answer.status_code == 422 and word in answer.json()["detail"], answer.text
+    text = {"csv": table.decode(), "horizon": "2", "samples": "1", "seed": ""}  # without an upload
+    made = forecaster.client.post("/v1/forecast", files={"symbol": (None, "")}, data=text)
+    assert made.status_code == 200 and len(made.json()["forecast"]["close"]) == 2, made.text

@@ -206,6 +206,8 @@ def test_what_a_client_leaves_open_may_be_null(official: openai.OpenAI) -> None:
         {"presence_penalty": -1},
         {"logit_bias": {"5": 100}},
         {"tool_choice": "required"},
+        {"n": 2},
+        {"logprobs": True},
         {"temprature": 0.2},
     ],
 )
@@ -216,6 +218,13 @@ def test_what_a_chat_does_not_do_is_refused_by_its_name(writer: Any, field: dict
     assert answered.status_code == 422, answered.text
     said = answered.json()["detail"]
     assert name in said and ("is not supported" in said or "is not a field of this end point" in said)
+
+
+def test_a_body_sent_as_a_form_says_what_to_send(writer: Any) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    answered = httpx.post(f"{writer.url}/v1/completions", content=b'{"prompt": "x"}', headers=form, timeout=60)
+    assert answered.status_code == 422 and answered.json()["detail"] == "the body: is not a JSON object"
+    assert "Content-Type: application/json" in answered.json()["hint"]
 
 
 def test_what_asks_for_nothing_is_taken(writer: Any) -> None:

@@ -119,6 +119,8 @@ def search_folder(
         output.note(f"left out: {one.path.relative_to(folder)}: {one.why}")
     if len(done.skipped) > SKIPPED_SHOWN:
         output.note(f"left out: {len(done.skipped) - SKIPPED_SHOWN:,} more files")
+    if done.unsaved:
+        output.warn(f"the index is not kept, the next search embeds the same again: {done.unsaved}")
     facts: dict[str, Any] = {name: getattr(done, name) for name in ("files", "passages", "added", "changed", "removed")}
     facts["skipped"] = [{"file": str(one.path), "why": one.why} for one in done.skipped]
     if target is not None:
@@ -131,7 +133,7 @@ def search_folder(
         for hit in index.search(options.search, options.k)
     ]
     rows = [(f"{hit['score']:.3f}", f"{hit['file']}:{hit['place']}", short(str(hit["text"]))) for hit in found]
-    output.table(("score (-1 to 1)", "file:line, row or page", "text"), rows)
+    output.table(("score (-1 to 1)", "file:line, row, cell or page", "text"), rows)
     return {"question": options.search, "hits": found, **facts}
 
 

@@ -199,17 +199,19 @@ def _shown(part: Any) -> str:
 def validation_problem(errors: Iterable[Mapping[str, Any]]) -> Problem:
     """The problem for pydantic's errors: each field and its error, without repeating the input."""
     said = []
-    param = None
+    param, hint = None, ""
     for error in list(errors)[:5]:
         place = ".".join(_shown(part) for part in error.get("loc", ()) if part not in ("body",))
         param = param or place or None
         message = str(error.get("msg", "invalid")).removeprefix("Value error, ")
         if error.get("type") == "extra_forbidden":
             message = "is not a field of this end point"
+        if error.get("type") == "model_attributes_type" and not place:  # also what `curl -d` sends as a form
+            message, hint = "is not a JSON object", "send a JSON object, with the header Content-Type: application/json"
         said.append(f"{place or 'the body'}: {message}")
     if any(error.get("type") == "json_invalid" for error in errors):
         return Problem(400, "not-json", "The body is not JSON", "; ".join(said))
-    return Problem(422, "invalid-body", "The body is invalid", "; ".join(said) or "invalid", param=param)
+    return Problem(422, "invalid-body", "The body is invalid", "; ".join(said) or "invalid", hint=hint, param=param)
 
 
 # --- responses that end points write with orjson: large ones, and streams of events -----------------------------------

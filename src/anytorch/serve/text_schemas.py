@@ -24,6 +24,12 @@ def _only(*values: Any) -> AfterValidator:
     return AfterValidator(check)
 
 
+class StreamOptions(Body):
+    include_usage: bool | None = None  # it is in the last chunk anyway
+    continuous_usage_stats: bool | None = Field(None, description="the usage with every chunk, as vLLM calls it")
+    include_obfuscation: Annotated[Any, _only(False)] = None
+
+
 class Sampling(Body):
     """OpenAI's clients send null for what is left open."""
 
@@ -34,9 +40,9 @@ class Sampling(Body):
     stop: str | Annotated[list[str], Field(max_length=MOST_WORDS)] | None = None
     seed: int | None = Field(None, ge=0, lt=2**63)
     stream: bool | None = False
-    n: Literal[1] | None = 1
-    logprobs: Literal[False, 0] | None = None
-    stream_options: dict[str, Any] | None = None
+    n: Annotated[Any, _only(1)] = 1
+    logprobs: Annotated[Any, _only(False)] = None  # 0 is as false
+    stream_options: StreamOptions | None = None
     frequency_penalty: Annotated[Any, _only(0)] = None
     presence_penalty: Annotated[Any, _only(0)] = None
     logit_bias: Annotated[Any, _only({})] = None
@@ -51,7 +57,7 @@ class Sampling(Body):
 
 class CompletionRequest(Sampling):
     prompt: str | Annotated[list[str], Field(max_length=MOST_WORDS)]
-    echo: Literal[False] | None = False
+    echo: Annotated[Any, _only(False)] = False
     best_of: Annotated[Any, _only(1)] = None
     suffix: Annotated[Any, _only("")] = None
 

@@ -52,12 +52,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, output: Output) -> int:
     from anytorch.errors import UsageError
     from anytorch.text.generate import TextGenerator
+    from anytorch.text.generate.loading import TINY
 
     if options.system is not None and not options.chat:
         raise UsageError("--system needs --chat", hint="put it before the prompt, or add --chat")
     check(options)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    with output.fallbacks_told(), output.waiting(f"loading {options.model}"):
+    with output.fallbacks_told(), output.waiting(f"loading {options.model or TINY}"):
         generator = TextGenerator(
             options.model,
             options.device,

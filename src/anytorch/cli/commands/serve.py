@@ -101,12 +101,14 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
     if options.replicas is not None and options.ray is None:
         raise UsageError("--replicas needs --ray", hint="on one machine, --workers shares the port among processes")
-    if not output.json:
-        output.note(f"starting on {chosen.url if chosen.port else chosen.host} …")
     if options.ray is not None:
         from anytorch.serve.ray.deploy import parse_scale, serve_on_ray
 
-        return serve_on_ray(chosen, told, address=options.ray, scale=parse_scale(options.replicas))
+        scale = parse_scale(options.replicas)
+    if not output.json:
+        output.note(f"starting on {chosen.url if chosen.port else chosen.host} …")
+    if options.ray is not None:
+        return serve_on_ray(chosen, told, address=options.ray, scale=scale)
     return serve(chosen, told)
 
 

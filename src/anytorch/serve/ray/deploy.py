@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.errors import ModelError, UsageError
 from anytorch.serve.app import create_app
 from anytorch.serve.keys import read_keys
@@ -55,9 +55,11 @@ def parse_scale(text: str | None) -> Scale:
         most = (int(last) if last else None) if colon else least
     except ValueError:
         least, most = -1, None
-    if least < 0 or (most is not None and (most < 1 or most < least)):
+    highest = int(limits.PROCESSES.most)
+    if not 0 <= least <= highest or (most is not None and not max(1, least) <= most <= highest):
         raise UsageError(
-            f"--replicas {text}: use a number, or a range such as 1:8", hint="1: means as many as there are devices"
+            f"--replicas {text}: use a number up to {highest}, or a range such as 1:8",
+            hint="1: means as many as there are devices",
         )
     return Scale(least, most)
 

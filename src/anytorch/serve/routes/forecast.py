@@ -27,6 +27,9 @@ from anytorch.serve.state import State, allowed_s
 from anytorch.serve.threads import go_on
 
 router = APIRouter(tags=["forecast"])
+# What a form cannot say: lists of numbers.
+ONLY_JSON = ("candles", "values", "timestamps")
+FIELDS = schemas.ForecastRequest.model_json_schema()["properties"]
 BODY = {
     "requestBody": {
         "required": True,
@@ -35,14 +38,12 @@ BODY = {
             "multipart/form-data": {
                 "schema": {
                     "type": "object",
-                    "required": ["file"],
                     "properties": {
                         "file": {"type": "string", "format": "binary", "description": "CSV text"},
-                        "horizon": {"type": "integer", "minimum": 1},
-                        "samples": {"type": "integer", "minimum": 1},
+                        **{name: field for name, field in FIELDS.items() if name not in ONLY_JSON},
                         "quantiles": {"type": "string", "description": "0.1,0.5,0.9"},
-                        "seed": {"type": "integer", "minimum": 0},
                     },
+                    "additionalProperties": False,
                 }
             },
         },
@@ -162,12 +163,16 @@ async def read_form(request: Request) -> dict[str, Any]:
         raise Problem(400, "not-a-form", "The form cannot be read", "the multipart body is malformed") from exc
     try:
         for name, value in form.multi_items():
+            given: Any = value
             if not isinstance(value, str):
-                values["csv"] = decode_upload(await value.read())
+                name, given = "csv", decode_upload(await value.read())
             elif name == "quantiles":
-                values["quantiles"] = [part for part in value.split(",") if part.strip()]
-            elif value != "" and name not in ("candles", "csv"):
-                values[name] = value
+                given = [part for part in value.split(",") if part.strip()]
+            elif value == "" and name in schemas.ForecastRequest.model_fields:
+                continue  # as a page sends what was left empty
+            if name in values:
+                raise Problem(422, "invalid-body", "The body is invalid", "a field is given twice", param=name)
+            values[name] = given
     finally:
         await form.close()
     return values

@@ -148,7 +148,8 @@ class Writing:
             raise
 
     async def _events(self, stream: Any) -> AsyncIterator[bytes]:
-        live = bool((self._asked.stream_options or {}).get("continuous_usage_stats"))  # as vLLM calls it
+        options = self._asked.stream_options
+        live = options is not None and bool(options.continuous_usage_stats)
         with stream:
             try:
                 if self._chat:
