@@ -14,9 +14,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from anytorch.devices.bench import BenchmarkReport, benchmark, relative_to_cpu, save
+from provenance import provenance, write_results
+
+from anytorch.devices.bench import BenchmarkReport, benchmark, relative_to_cpu
 from anytorch.devices.bench.suite import usable_devices
 from anytorch.errors import AnytorchError
+from anytorch.probe.facts import as_json
 
 # What the source document promises (requirement A8), by back end: times faster than the CPU.
 CLAIMS = {"cuda": (10, 50), "rocm": (8, 40), "xpu": (5, 20), "mps": (3, 15), "webgpu": (2, 10)}
@@ -35,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write("\r\033[K")
         sys.stdout.write(text(report))
         if options.output:
-            print(f"written: {save(report, options.output)}")
+            write_results(options.output, {**provenance(), "report": as_json(report)})
+            print(f"written: {options.output}")
     except AnytorchError as exc:
         sys.stderr.write(f"error: {exc}\n")
         return exc.exit_code

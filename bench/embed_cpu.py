@@ -15,7 +15,7 @@ are dealt out over the rounds, the same share to every contender, so that accura
 python bench/embed_cpu.py                    everything, about 10 minutes on two quiet cores; continues where it was stopped
 python bench/embed_cpu.py --only anytorch    measure these again (a part of the name; may be repeated), keep the others
 python bench/embed_cpu.py --quick            one round, a sixth of the texts
-python bench/embed_cpu.py --fresh --docs     the run that is published: forget earlier ones, write docs/benchmarks.md
+python bench/embed_cpu.py --fresh            the run that is published: forget earlier ones
 python bench/embed_cpu.py --install          make the peers' virtual environments under .cache/embed_peers first
 """
 
@@ -35,7 +35,7 @@ from typing import Any
 
 import corpus
 from embed_cpu_child import CONTENDERS
-from embed_cpu_report import KINDS, REFERENCE, apart, show, targets, write_docs
+from embed_cpu_report import KINDS, REFERENCE, apart, show, targets
 from provenance import provenance, write_results
 
 ROOT = Path(__file__).parents[1]
@@ -69,11 +69,13 @@ def python_of(peers: Path, name: str) -> Path:
 
 
 def install(peers: Path) -> None:
+    pins = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    torch_pin = next(line for line in pins if line.startswith("torch=="))  # without it pip brings gigabytes of CUDA
     for name, packages in PEERS.items():
         if not python_of(peers, name).exists():
             print(f"making {peers / name}", file=sys.stderr)
             subprocess.run([sys.executable, "-m", "venv", peers / name], check=True)
-        subprocess.run([python_of(peers, name), "-m", "pip", "install", "--quiet", *packages], check=True)
+        subprocess.run([python_of(peers, name), "-m", "pip", "install", "--quiet", torch_pin, *packages], check=True)
 
 
 def prepare(peers: Path, model: Path) -> None:
@@ -228,7 +230,7 @@ def report(options: argparse.Namespace, texts: dict[str, list[str]], runs: Runs)
     return {
         "benchmark": "embed_cpu",
         **provenance(),
-        "versions": versions(options.peers),
+        "versions_of_each": versions(options.peers),
         "texts": {kind: {"count": len(texts[kind]), "checksum": corpus.checksum(texts[kind])} for kind in KINDS},
         "model": options.model.name if options.model.name != "model" else options.model.parent.name,
         "rounds": options.rounds,
@@ -318,7 +320,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cores", type=lambda text: [int(part) for part in text.split(",")], default=[1, 2])
     parser.add_argument("--quick", action="store_true", help="one round, a sixth of the texts")
-    parser.add_argument("--docs", action="store_true", help="also replace the tables in docs/benchmarks.md")
     parser.add_argument("--fresh", action="store_true", help="forget finished runs")
     parser.add_argument("--install", action="store_true", help="make the peers' environments first")
     parser.add_argument("--peers", type=Path, default=ROOT / ".cache" / "embed_peers", metavar="FOLDER")
@@ -362,8 +363,6 @@ def main() -> int:
     print(f"\nwritten to {options.output}", file=sys.stderr)
     if late := apart(result):
         print(f"not interleaved with {REFERENCE}, measured at another time: {', '.join(late)}", file=sys.stderr)
-    if options.docs:
-        write_docs(result)
     return 0
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 REFERENCE = "sentence-transformers"
 KINDS = ("sentences", "passages")
 HEAD = (
@@ -63,9 +60,6 @@ def show(result: dict[str, Any]) -> None:
     print()
     for target, met in result["targets"].items():
         print(f"{'met   ' if met else 'MISSED'}  {target}")
-
-
-MARKS = ("<!-- bench/embed_cpu.py: begin -->", "<!-- bench/embed_cpu.py: end -->")
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -123,13 +117,6 @@ def markdown(result: dict[str, Any]) -> str:
         + (f"; missed: {'; '.join(missed)}." if missed else "."),
     ]
     return "\n".join(lines)
-
-
-def write_docs(result: dict[str, Any]) -> None:
-    before, rest = PAGE.read_text().split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    PAGE.write_text(f"{before}{MARKS[0]}\n{markdown(result)}\n{MARKS[1]}{after}")
-    print(f"written to {PAGE}", file=sys.stderr)
 
 
 def apart(result: dict[str, Any]) -> list[str]:

@@ -58,6 +58,19 @@ SWITCHES = (
 )
 
 
+def generation() -> str:
+    """ "family 26, model 2" where Linux tells it: virtual machines of several generations call themselves "AMD EPYC"."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return ""
+    told = dict(reversed([line.split(":", 1) for line in lines if ":" in line]))  # the first core's
+    found = {name.strip(): value.strip() for name, value in told.items()}
+    if "cpu family" not in found:
+        return ""
+    return f"family {found['cpu family']}, model {found.get('model', '?')}"
+
+
 def machine() -> dict[str, Any]:
     """The CPU, its features, the SIMD level of our C++, usable cores, GPUs, drivers, load, and the switches that are set."""
     # Not at the top: some benches put src/ on the path first.
@@ -70,6 +83,7 @@ def machine() -> dict[str, Any]:
     facts = machine_facts(hardware)
     return {
         "cpu": facts["cpu"] or platform.processor(),
+        "cpu_generation": generation(),
         "features": facts["features"],
         "simd": native.level().name,
         "cores": hardware.cpu.usable,
@@ -125,9 +139,35 @@ def provenance() -> dict[str, Any]:
     }
 
 
+SHAPES: dict[str, type | tuple[type, ...]] = {
+    "script": str,
+    "arguments": list,
+    "date": str,
+    "commit": (str, type(None)),
+    "dirty": (bool, type(None)),
+    "versions": dict,
+    "machine": dict,
+}
+
+
+def lacking(report: Any) -> list[str]:
+    """What of `provenance()` a report does not have, or has overwritten with something else."""
+    if not isinstance(report, dict):
+        return list(SHAPES)
+    wrong = [name for name, kind in SHAPES.items() if name not in report or not isinstance(report[name], kind)]
+    if "versions" not in wrong and "torch" not in report["versions"]:
+        wrong.append("versions")
+    if "machine" not in wrong and not {"cpu", "features", "cores"} <= report["machine"].keys():
+        wrong.append("machine")
+    return wrong
+
+
 def write_results(path: Path, report: dict[str, Any]) -> None:
-    """Write a report, which begins with `provenance()`, to a file. Raises KeyError for one that does not."""
-    for name in ("script", "arguments", "date", "commit", "dirty", "versions", "machine"):
-        report[name]
+    """Write a report, which begins with `provenance()`, to a file. Raises ValueError for one that does not."""
+    from anytorch.files import replace_file
+
+    if wrong := lacking(report):
+        raise ValueError(f"a results file begins with provenance(): wrong or missing are {', '.join(wrong)}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+    text = json.dumps(report, indent=1, default=str, ensure_ascii=False)
+    replace_file(path, f"{text}\n".encode())  # whole or not at all: some benches write after every part

@@ -6,7 +6,6 @@ load generator is one C thread on the same cores (its CPU time is reported). Vec
 are not being measured are stopped (SIGSTOP); rounds are interleaved and ratios are taken within a round.
 
 python bench/serve.py --peers /tmp/peers-serve            everything: about 12 minutes on two quiet cores
-python bench/serve.py --peers /tmp/peers-serve --docs     the run that is published: also write docs/benchmarks.md
 python bench/serve.py --peers /tmp/peers-serve --quick    one short round
 python bench/serve.py --install /tmp/peers-serve          make the peers' virtual environment first
 """
@@ -30,7 +29,6 @@ import corpus
 import numpy as np
 from load import Server, client_program, free_port, request_bytes, run_client, write_requests
 from provenance import provenance, write_results
-from serve_report import serving, write_docs
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "bench" / "results" / "serve-cpu.json"
@@ -100,7 +98,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of one contender in one round")
     parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
     parser.add_argument("--only", nargs="+", help="contenders whose name begins so")
-    parser.add_argument("--docs", action="store_true", help="also write the table in docs/benchmarks.md")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     if options.install:
@@ -149,8 +146,6 @@ def main() -> None:
     }
     write_results(options.output, report)
     show(report)
-    if options.docs:
-        write_docs("bench/serve.py", serving(report))
 
 
 def mixed_texts() -> list[str]:

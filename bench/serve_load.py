@@ -26,7 +26,6 @@ import malformed
 import numpy as np
 from load import Run, Server, client_program, free_port, request_bytes, run_client, write_requests
 from provenance import machine, provenance, write_results
-from serve_report import bad_day, write_docs
 
 from serve import mixed_texts, say
 
@@ -143,7 +142,6 @@ def main() -> None:
     parser.add_argument(
         "--text-model", type=Path, help="a causal language model, so that completions are attacked, too"
     )
-    parser.add_argument("--docs", action="store_true", help="also write the paragraph in docs/benchmarks.md")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args()
     port = free_port()
@@ -174,8 +172,6 @@ def main() -> None:
         if options.malformed:
             keep("malformed", attack(server, options.malformed, options.seed))
     show(report)
-    if options.docs:
-        write_docs("bench/serve_load.py", bad_day(report))
 
 
 def show(report: dict[str, Any]) -> None:

@@ -255,7 +255,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "plan": plan.explain(),
         "torch": torch.__version__,
         "device": str(device),
-        **provenance(),
     }
 
 
@@ -271,7 +270,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=80)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    result = measure(options)
+    result = {**provenance(), **measure(options)}
     if not result["losses_equal"]:
         raise SystemExit(f"the losses differ: {result['ways']} instead of {result['expected']}")
     print(json.dumps({key: value for key, value in result.items() if key != "plan"}, indent=1))

@@ -26,14 +26,18 @@ LOOKBACK, HORIZON, SEASON = 96, 24, 24
 SHARES = {"validation": 0.1, "test": 0.3}
 
 
-def main() -> None:
+def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--windows", type=int, default=120, help="of the held-out period")
     parser.add_argument("--seed", type=int, default=11)
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Train, score before and after, and return what came of it."""
     recipe = Recipe(reversion=0.97, half_life=4.0)
     market = sample_market(16, 6000, seed=options.seed, freq="1h", session="always", recipe=recipe)
     series = as_series(market)
@@ -76,6 +80,7 @@ def main() -> None:
     }
     body["validation_loss"] = {"before": done.first_loss, "best": done.best_loss, "at_step": done.best_step}
     replace_file(options.output / "scores.json", json.dumps(body, indent=1).encode())
+    return body
 
 
 def show(name: str, found: Comparison) -> None:
@@ -91,4 +96,4 @@ def show(name: str, found: Comparison) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(options_of())

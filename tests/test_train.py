@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import until
+
 SOURCES = Path(__file__).parents[1] / "src"
 PROGRAM = """
 import json, sys
@@ -86,7 +88,7 @@ def test_the_end_waits_for_the_threads_of_gloo(monkeypatch: pytest.MonkeyPatch) 
     from anytorch import train
 
     group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=60))
-    assert len(list(train._gloo_states())) >= 1, "gloo's threads have another name now"
+    until(lambda: list(train._gloo_states()), "gloo's threads to take their name; or it is another one now")
     train._let_gloo_rest(patience=120)
     del group
     # One that works, then waits for Python's lock, then rests: its first sleep does not count.

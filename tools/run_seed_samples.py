@@ -37,6 +37,10 @@ from typing import Any
 from unittest.mock import MagicMock
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "bench"))
+from provenance import provenance, write_results  # noqa: E402
+
+sys.path.pop(0)
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "migrating" / "samples.md"
 TIMEOUT_S = 300
@@ -442,8 +446,8 @@ def run_all(options: argparse.Namespace) -> list[Result]:
 
 
 def save(options: argparse.Namespace, results: Sequence[Result]) -> None:
-    document = {"machine": machine(), "quick": options.quick, "results": [asdict(result) for result in results]}
-    options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    rows = [asdict(result) for result in results]
+    write_results(options.json, {**begun(), "on": machine(), "quick": options.quick, "results": rows})
 
 
 def stored(path: Path) -> list[Result]:
@@ -487,7 +491,7 @@ def page() -> str:
         counts = {kind: sum(outcome_of(r) == kind for r in found["results"]) for kind in OUTCOMES}
         told = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
         lines.append(
-            f"- **{name}**: {found['machine']}; {told}"
+            f"- **{name}**: {found.get('on') or found['machine']}; {told}"
             + ("; measurements shortened (`--quick`)" if found["quick"] else "")
             + "."
         )
@@ -513,6 +517,12 @@ def reasons(machines: Sequence[str], rows: Sequence[dict[str, Any] | None]) -> l
         for name, row in zip(machines, rows, strict=True)
         if ran and row and row["outcome"] in ("not run", "failed", "refused")
     ]
+
+
+@cache
+def begun() -> dict[str, Any]:
+    """Where and of what the results are, asked for once: they are saved after every sample."""
+    return provenance()
 
 
 @cache

@@ -4,84 +4,42 @@
     python docs/tools/benchmark_tables.py --check   exit status 1 if a page is not what the files say (a test does this, too)
 
 A part stands between `<!-- results: NAME -->` and `<!-- end of NAME -->`; `PARTS` has the function that writes it. Standard
-library only.
+library only, but for the tables of kernel graphs, whose own script writes them and imports torch.
 """
 
 # ruff: noqa: E501  (a row of a table is a line)
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import sys
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "bench" / "results"
-PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
-PARTS: dict[str, Callable[[], str]] = {}
+sys.path.insert(0, str(Path(__file__).parent))
+import cuda_programs_table  # noqa: F401  registers its part
+import kernel_tables  # registers its parts
+import modes_tables
+from results_files import PARTS, RESULTS, ROOT, features, few, origin, part, percent, read, table, times
 
+sys.path[0] = str(ROOT / "bench")
+import embed_cpu_report  # noqa: E402
+import serve_report  # noqa: E402
 
-def part(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
-    def registered(make: Callable[[], str]) -> Callable[[], str]:
-        PARTS[name] = make
-        return make
+sys.path.pop(0)
 
-    return registered
-
-
-@cache
-def read(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
-
-
-# --- words for numbers ---------------------------------------------------------------------------------------------------
-
-
-def few(value: float, digits: int = 3) -> str:
-    """With this many significant digits, thousands apart, no exponent: 0.0523, 8.53, 432,000."""
-    if not value:
-        return "0"
-    places = digits - 1 - math.floor(math.log10(abs(value)))
-    rounded = round(value, places)
-    return f"{rounded:,.{max(0, places)}f}"
-
-
-def times(value: float) -> str:
-    return few(value, 2 if value < 10 else 3 if value >= 100 else 2)
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.0f} %" if value >= 0.01 else f"{100 * value:.1f} %"
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
-
-
-def origin(name: str) -> str:
-    """Date, commit and machine of a file, as far as it says; older files say less."""
-    found = read(name)
-    about = {**(found["machine"] if isinstance(found.get("machine"), dict) else {}), **found}
-    parts = [str(about.get("date", ""))[:10]]
-    commit = about.get("commit")
-    if commit and commit != "unknown":
-        dirty = " with changes" if about.get("dirty") or str(commit).endswith("-dirty") else ""
-        parts.append(f"commit {str(commit)[:7]}{dirty}")
-    return ", ".join(filter(None, parts))
-
-
-def features(machine: dict[str, Any]) -> str:
-    """The CPU, and what its integer kernels can use."""
-    known = machine.get("features") or []
-    best = "AVX-512 with VNNI" if "avx512_vnni" in known else "AVX-512" if "avx512f" in known else "AVX2"
-    return f"{machine['cpu']}, {best}" if known else str(machine.get("cpu"))
+# All tables of the first three are written from files; of the others one paragraph each.
+LEADING = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md", ROOT / "docs" / "guide" / "modes.md")
+CUDA_PROGRAMS = ROOT / "docs" / "guide" / "run-cuda-programs.md"
+PAGES = (
+    *LEADING,
+    CUDA_PROGRAMS,
+    ROOT / "docs" / "concepts" / "lite.md",
+    *(ROOT / "docs" / "guide" / f"{name}.md" for name in ("quantize", "finetune")),
+    *(ROOT / "docs" / "concepts" / f"{name}.md" for name in ("cpu-encoder", "kronos")),
+    *(ROOT / "docs" / "migrating" / f"{name}.md" for name in ("ai-os-diffusion", "kronos", "peers")),
+)
 
 
 # --- the overview ----------------------------------------------------------------------------------------------------------
@@ -107,6 +65,179 @@ def info() -> str:
     )
 
 
+@part("webgpu-first-answer")
+def webgpu_first_answer() -> str:
+    found = read("webgpu-first-answer")
+    rows = [
+        [name, f"{few(run['wall_s'])} s", f"{few(run['cpu_s'])} s", run["adapter"]]
+        for name, run in found["runs"].items()
+    ]
+    goal = f"first answer (goal with the machine to itself: at most {found['most_s']:.0f} s)"
+    return (
+        table(["", goal, "CPU time of it all", "adapter"], rows)
+        + f"\n\n{features(found['machine'])}, {found['machine']['cores']} cores with a load of {few(found['load_average'], 2)} from other work; "
+        f"{origin('webgpu-first-answer')}; `bench/results/webgpu-first-answer.json`."
+    )
+
+
+# --- lite ----------------------------------------------------------------------------------------------------------------
+
+
+def lite_time(us: float | None, digits: int) -> str:
+    if us is None:
+        return "–"
+    return f"{us / 1e3:.1f} ms" if us >= 1e4 else f"{us:,.0f} µs" if us >= 100 else f"{us:.{digits}f} µs"
+
+
+@part("lite-cpu")
+def lite_cpu() -> str:
+    rows = []
+    for case, row in read("lite-cpu").items():
+        if not isinstance(row, dict) or "torch_over_lite" not in row:
+            continue
+        name = re.sub(r" (\d+)x(\d+)$", r" \1 × \2", case)
+        taken = [lite_time(row.get(f"{who}_us"), 2) for who in ("lite", "torch", "numpy")]
+        rows.append([name, *taken, f"{row['torch_over_lite']:.2f}"])
+    return table(["", "lite", "torch", "NumPy", "torch ÷ lite"], rows)
+
+
+@part("lite-gpu")
+def lite_gpu() -> str:
+    rows = [
+        [case, *(lite_time(row[f"{who}_us"], 1) for who in ("gpu", "host", "torch")), f"{row['torch_over_gpu']:.2f}"]
+        for case, row in read("lite-gpu-h200").items()
+        if isinstance(row, dict) and "torch_over_gpu" in row
+    ]
+    return table(["", "lite, GPU", "lite, host", "torch, CUDA", "torch ÷ lite"], rows)
+
+
+# --- packed layers ---------------------------------------------------------------------------------------------------------
+
+PACKED = {
+    "int8": "int8",
+    "int8-dynamic": "int8-dynamic",
+    "int4": "int4-asym-g64",
+    "int2": "int2-asym-g32",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "nf4": "nf4-g64",
+}
+PEERS = {  # as the table and as the file calls them, and the format that they compute
+    "torchao int8": ("torchao Int8WeightOnly", "int8"),
+    "torchao int8 dynamic": ("torchao Int8DynamicActivation", "int8-dynamic"),
+    "bitsandbytes nf4": ("bitsandbytes nf4", "nf4-g64"),
+}
+
+
+@part("quant-cpu")
+def quant_cpu() -> str:
+    layers: dict[tuple[tuple[int, int], int], dict[str, Any]] = {}
+    for row in read("quant-cpu")["results"]:
+        layers.setdefault((tuple(row["shape"]), row["m"]), {})[row["format"]] = row
+    rows = []
+    for ((height, width), count), formats in layers.items():
+        ours = [formats[name]["chosen"]["memory"]["x"] for name in PACKED.values()]
+        peers = [formats[name]["nn_linear_s"] / formats[name]["times_s"][peer] for peer, name in PEERS.values()]
+        rows.append([f"{height} × {width}", f"{count}", *(f"{ratio:.2f}" for ratio in (*ours, *peers))])
+    return table(["weight", "rows", *PACKED, *PEERS], rows)
+
+
+@part("quant-cold")
+def quant_cold() -> str:
+    layers: dict[tuple[int, int], dict[str, Any]] = {}
+    for row in read("quant-h200-cold")["results"]:
+        layers.setdefault(tuple(row["shape"]), {})[row["format"]] = row
+
+    def shown(row: dict[str, Any], kernel: dict[str, Any]) -> str:
+        return f"{row['nn_linear_s'] / kernel['s']:.2f} ({row['nn_linear_eager_s'] / kernel['eager_s']:.2f})"
+
+    columns = {"int8": "int8", "int4": "int4-asym-g64", "int4-g16": "int4-asym-g16", "nvfp4": "nvfp4"}
+    rows = []
+    for (height, width), formats in layers.items():
+        best = {
+            name: min(
+                (kernel for key, kernel in formats[form]["kernels"].items() if key.startswith("triton")),
+                key=lambda one: one["s"],
+            )
+            for name, form in columns.items()
+        }
+        int4 = formats["int4-asym-g64"]
+        rows.append(
+            [
+                f"{height} × {width}",
+                *(shown(formats[columns[name]], one) for name, one in best.items()),
+                shown(int4, int4["kernels"]["torch int4pack"]),
+            ]
+        )
+    return table(["weight", *columns, "torch's int4pack"], rows)
+
+
+@part("cpu-encoder-levels")
+def cpu_encoder_levels() -> str:
+    names = {"avx512vnni": "AVX-512 with VNNI", "avx512": "held to AVX-512 without VNNI", "avx2": "held to AVX2"}
+    formats = ("float32", "int8", "int4", "fp4", "int2")
+    levels = read("packed-encoder-levels")["levels"]
+
+    def rates(row: dict[str, Any]) -> str:
+        return f"{row['sentences']['texts_per_cpu_s']:.0f}, {row['passages']['texts_per_cpu_s']:.1f}"
+
+    rows = [[name, *(rates(levels[level]["formats"][kind]) for kind in formats)] for level, name in names.items()]
+    return table(["sentences, passages", *formats], rows)
+
+
+# --- fine-tuning ---------------------------------------------------------------------------------------------------------------
+
+
+@part("finetune-example")
+def finetune_example() -> str:
+    rows = []
+    for one in read("finetune-forecast")["fine-tuned"]["scores"]:
+        verdict = "better" if one["low"] > 0 else "worse" if one["high"] < 0 else "no difference shown"
+        better = [f"{100 * one[name]:.1f}%" for name in ("skill", "low", "high")]
+        rows.append(
+            [
+                one["column"],
+                one["measure"],
+                one["baseline"],
+                f"{one['model']:.3f}",
+                f"{one['other']:.3f}",
+                better[0],
+                f"{better[1]} to {better[2]}",
+                verdict,
+            ]
+        )
+    return table(["column", "measure", "against", "model", "other", "better by", "95 % interval", ""], rows)
+
+
+@part("kronos-approximations")
+def kronos_approximations() -> str:
+    found = read("forecast-h200-first")
+    rows = []
+    for row in found["rows"]:
+        if row["horizon"] != 120 or "other_ways" not in row:
+            continue
+        ways = row["other_ways"]
+        plain, ours = row["plain"]["wall_s"], row["ours"]["wall_s"]
+        rows.append(
+            [
+                f"{row['model']} × {row['samples']}",
+                f"{plain:.2f} s",
+                f"{ours:.3f} s ({row['ratio_wall']:.1f}×)",
+                *(f"{ways[way]['wall_s']:.3f} s" for way in ("evict", "bfloat16")),
+            ]
+        )
+    return table(
+        [
+            f"model, samples, {found['lookback']} + 120",
+            "published loop",
+            "exact",
+            '`rolling="evict"`',
+            '`dtype="bfloat16"`',
+        ],
+        rows,
+    )
+
+
 # --- devices ---------------------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +247,8 @@ def benchmark_rows(device: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @part("backends")
 def backends() -> str:
-    report = read("h200-benchmark")
+    found = read("h200-benchmark")
+    report = found.get("report", found)  # a file of before 19 November is the report alone
     devices = {device["backend"]: device for device in report["devices"]}
     card, host = devices["cuda"], devices["cpu"]
     rows = []
@@ -242,6 +374,17 @@ def embed_gpu_rows() -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def unfair(rows: list[dict[str, Any]]) -> str:
+    """What the older runs did not do alike, for a headline that has a ratio of one."""
+    older = any("median_peer" not in row for row in rows)
+    return (
+        ". **Not measured fairly:** the other side had a part of the texts, less warm-up and two batch sizes; `bench/embed_gpu.py` has been"
+        " mended since and has not run again"
+        if older
+        else ""
+    )
+
+
 TITLES = {"minilm": "MiniLM", "bert-base": "BERT-base", "short": "sentences", "long": "passages"}
 
 
@@ -269,6 +412,47 @@ def embed_gpu() -> str:
         "worst cosine",
     ]
     return table([*head, "its batch size", "file"], rows)
+
+
+@part("embed-cpu")
+def embed_cpu_table() -> str:
+    return embed_cpu_report.markdown(read("embed-cpu"))
+
+
+@part("embed-cpu-avx2")
+def embed_cpu_avx2() -> str:
+    """Of the file for a CPU without AVX-512: ours, and the best of the others."""
+    found = read("embed-cpu-avx2")
+    rows = []
+    for cores, given in found["cores"].items():
+        good = {name: row for name, row in given["rows"].items() if "error" not in row and row["sentences"]["ratio"]}
+        peers = {
+            name: row
+            for name, row in good.items()
+            if not name.startswith("anytorch") and name != "sentence-transformers"
+        }
+        best = max(peers, key=lambda name: peers[name]["sentences"]["ratio"])
+        for name in ("anytorch fp32", "anytorch int8", best):
+            ratios = [f"{good[name][kind]['ratio']:.2f}" for kind in ("sentences", "passages")]
+            rows.append([cores, f"{name}{' (the best of the others)' * (name == best)}", *ratios])
+        rows += [[cores, name, "failed", ""] for name, row in given["rows"].items() if "error" in row]
+    return (
+        table(["cores", "every library held to AVX2", "sentences/s, × sentence-transformers", "passages/s, ×"], rows)
+        + f"\n\n{origin('embed-cpu-avx2')}; `bench/results/embed-cpu-avx2.json`."
+    )
+
+
+# --- the service -----------------------------------------------------------------------------------------------------------
+
+
+@part("serve")
+def serve() -> str:
+    return serve_report.serving(read("serve-cpu")).strip()
+
+
+@part("serve-load")
+def serve_load() -> str:
+    return serve_report.bad_day(read("serve-load")).strip()
 
 
 # --- tiers -----------------------------------------------------------------------------------------------------------------
@@ -457,7 +641,7 @@ def readme_jobs() -> str:
         ],
         [
             "[embeddings, H200](docs/benchmarks.md#embeddings-on-a-gpu-benchembed_gpupy)", "sentence-transformers",
-            f"{span(ratios)} times, end to end: {few(minilm['anytorch']['rate'])} sentences a second with MiniLM",
+            f"{span(ratios)} times, end to end: {few(minilm['anytorch']['rate'])} sentences a second with MiniLM{unfair(gpu)}",
         ],
         [
             "[serving them, 2 cores](docs/benchmarks.md#serving-embeddings-benchservepy)", "the best of infinity-emb and FastAPI",
@@ -484,6 +668,19 @@ def readme_jobs() -> str:
             f"**inductor wins**: {few(compiled['inductor'])} ms, our back end {few(compiled['anytorch'])}, eager {few(compiled['eager'])}",
         ],
     ]  # fmt: skip
+    if text := kernel_tables.decode_cpu_job():
+        rows.insert(
+            -1,
+            [
+                "[text, a decoder of Qwen3-0.6B's shape, 2 cores](docs/benchmarks.md#decoding-on-the-cpu-benchdecode_cpupy)",
+                "llama.cpp",
+                text,
+            ],
+        )
+    if inference := modes_tables.headline():
+        rows.insert(
+            -1, ["[a mode around a model, unchanged](docs/benchmarks.md#modes-benchmodespy)", "plain torch", inference]
+        )
     return table(["for the job", "beside", "measured"], rows)
 
 
@@ -491,7 +688,15 @@ def older_cpu() -> str:
     """int8 on a CPU without VNNI: measured on one, or with every library held to AVX2."""
     file = "embed-cpu-zen3" if (RESULTS / "embed-cpu-zen3.json").exists() else "embed-cpu-avx2"
     held = "" if file == "embed-cpu-zen3" else ", every library held to it"
-    return f"on AVX2 without VNNI{held} {pair('anytorch fp32', file)} and {pair('anytorch int8', file)}"
+    return (
+        f"on AVX2 without VNNI{held} {pair('anytorch fp32', file)} and {pair('anytorch int8', file)}; {another_cpu()}"
+    )
+
+
+def another_cpu() -> str:
+    """Machines that call themselves the same differ: this one's AVX-512 gave our float32 kernels what AVX2 gives torch's."""
+    file = "embed-cpu-first"
+    return f"on another machine of that name, {read(file)['date'][:10]}, {pair('anytorch fp32', file)} and {pair('anytorch int8', file)}"
 
 
 @part("readme-webgpu")
@@ -537,15 +742,70 @@ def summary() -> str:
         ["[The same](#the-webgpu-device-beside-tinygrads-benchwebgpu_peerspy)", "tinygrad's WEBGPU, with TinyJit", f"{times(tinyjit())} times"],
         ["[Embeddings, CPU](#embeddings-on-the-cpu-benchembed_cpupy)", "sentence-transformers, five other engines",
          f"{span(both)} times in float32, {span(int8)} in int8 with VNNI; {older_cpu()}"],
-        ["[Embeddings, GPU](#embeddings-on-a-gpu-benchembed_gpupy)", "sentence-transformers, H200", f"{span(gpu)} times"],
+        ["[Embeddings, GPU](#embeddings-on-a-gpu-benchembed_gpupy)", "sentence-transformers, H200", f"{span(gpu)} times{unfair(embed_gpu_rows())}"],
         ["[Larger than the device](#models-larger-than-the-device-benchtierspy)", "accelerate",
          f"{times(offloaded)} times (H200, host memory); {times(offload('8', 'accelerate-safetensors'))} and {times(offload('8', 'accelerate-dat'))} times (CPU, disk); "
          "slower than its disk offload on the H200"],
         ["[Forecasts](#forecasts-benchforecastpy)", "the published loop, random weights", f"{span(cpu)} times on a core, {span(card)} on an H200"],
         ["[Serving embeddings](#serving-embeddings-benchservepy)", "the best of infinity-emb and FastAPI",
          f"{times(one[0])} times with 1 client, {times(many[0])} with 32"],
+        ["[Modes](#modes-benchmodespy)", "plain torch", modes_tables.headline() or "in the section"],
+        ["[Kernel graphs](#kernel-graphs-benchgraphspy)", 'eager torch, `torch.compile(mode="max-autotune")`', kernel_tables.graphs_headline()],
+        ["[Decoding texts](#decoding-texts-benchdecodepy)", "recorded steps of torch, `torch.compile`", kernel_tables.decode_headline()],
+        *([["[Decoding on the CPU](#decoding-on-the-cpu-benchdecode_cpupy)", "transformers, llama.cpp", kernel_tables.decode_cpu_headline()]]
+          if kernel_tables.decode_cpu_headline() else []),
+        ["quantized layers", "`nn.Linear`, torchao, bitsandbytes", "in [Quantize](guide/quantize.md#what-computes)"],
+        ["`anytorch.lite`", "torch, tinygrad", "in [How lite is made](concepts/lite.md#what-it-costs)"],
     ]  # fmt: skip
     return table(["section", "beside", "what was measured"], lines)
+
+
+# --- what the pages for those who come from elsewhere say -----------------------------------------------------------------------
+
+TABLES = "../benchmarks.md#embeddings-on-the-cpu-benchembed_cpupy"
+
+
+@part("migrating-embeddings")
+def migrating_embeddings() -> str:
+    machine = features(read("embed-cpu")["machine"])
+    fp32, int8 = (embed_cpu("2", f"anytorch {name}", "sentences") for name in ("fp32", "int8"))
+    rows = read("embed-cpu")["cores"]["2"]["rows"]
+    memory = rows["anytorch fp32"]["peak_rss_mb"] / rows["sentence-transformers"]["peak_rss_mb"]
+    minilm = next(row for row in embed_gpu_rows() if (row["model"], row["kind"]) == ("minilm", "short"))
+    ratio = minilm["anytorch"]["rate"] / minilm.get("median_peer", minilm["best_peer"])
+    return (
+        f"- On the CPU ({machine}) all-MiniLM-L6-v2 is **{fp32:.2f} times** as fast as sentence-transformers on torch in float32 and **{int8:.2f} times** in int8\n"
+        f"  (sentences, two cores), with {percent(memory)} of the memory and no torch; on an H200 {times(ratio)} times (sentences){unfair([minilm])}.\n"
+        f"  [The tables]({TABLES}) have every peer."
+    )
+
+
+@part("peers-embeddings")
+def peers_embeddings() -> str:
+    machine = features(read("embed-cpu")["machine"])
+    rows = read("embed-cpu")["cores"]["2"]["rows"]
+    ours, theirs = rows["anytorch fp32"], rows["sentence-transformers"]
+    gpu = embed_gpu_rows()
+    ratios = [row["anytorch"]["rate"] / row.get("median_peer", row["best_peer"]) for row in gpu]
+    return (
+        f"On two CPU cores ({machine}) sentences / passages are {pair('anytorch fp32', cores='2')} times (float32) and "
+        f"{pair('anytorch int8', cores='2')} times (int8)\nas fast and need {percent(ours['peak_rss_mb'] / theirs['peak_rss_mb'])} of the memory; the first vector is "
+        f"there after {ours['cold_s']:.1f} s instead of {theirs['cold_s']:.1f} s ([tables]({TABLES})).\n"
+        f"On an H200 {span(ratios)} times as fast{unfair(gpu)}."
+    )
+
+
+@part("kronos-speed")
+def kronos_speed() -> str:
+    rolling, still = (
+        forecast_ratio("forecast-cpu", "cpu_s", model="small", samples=5, horizon=bars) for bars in (120, 112)
+    )
+    card = [forecast_ratio("forecast-h200", "wall_s", model="base", samples=20, horizon=bars) for bars in (120, 112)]
+    return (
+        f"- **Speed with the same ids** (random weights). Kronos-small, five paths of 120 bars: [{times(rolling)} times](../benchmarks.md#forecasts-benchforecastpy) as fast as the\n"
+        f"  published loop on a CPU core, {times(still)} times where the window does not roll (the loop's time there is extrapolated from 7 of its steps); Kronos-base with 20\n"
+        f"  paths on an H200: {times(card[0])} and {times(card[1])} times."
+    )
 
 
 # --- pages -------------------------------------------------------------------------------------------------------------------

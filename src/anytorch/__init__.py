@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # for type checkers and editors; PUBLIC below is what runs
     from anytorch import webgpu as webgpu
     from anytorch.devices.choose import Resolution as Resolution
     from anytorch.devices.choose import best_device as best_device
+    from anytorch.devices.choose import devices as devices
     from anytorch.devices.choose import enable as enable
     from anytorch.devices.choose import explain as explain
     from anytorch.devices.choose import resolve as resolve

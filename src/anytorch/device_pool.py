@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from anytorch import errors, logs
+from anytorch import errors, limits, logs
 from anytorch.child_process import python_command
 from anytorch.errors import AnytorchError, DeviceError, DeviceLost, UsageError
 from anytorch.workers import start
@@ -68,6 +68,7 @@ class DevicePool:
     def __init__(self, jobs: Sequence[PoolJob], *, start_timeout_s: float = 600.0) -> None:
         if not jobs:
             raise UsageError("a pool needs at least one device")
+        limits.PROCESSES.check("number of devices", len(jobs))
         self._changed = threading.Condition()
         self._waiting: deque[Call] = deque()
         self.closed = False

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.devices.choose import resolve
 from anytorch.errors import DeviceError, DeviceUnavailable, UsageError
 
@@ -89,6 +89,7 @@ class World:
         from torch.utils.data import DataLoader
         from torch.utils.data.distributed import DistributedSampler
 
+        limits.COUNT.check("batch_size", batch_size), limits.SEED.check("seed", seed)
         if batch_size % self.size:
             raise UsageError(
                 f"batch_size={batch_size} cannot be shared by {self.size} processes",
@@ -158,11 +159,9 @@ def collectives_for(device: torch.device, here: int) -> str:
     if device.type in dist.Backend.backend_capability.get(GLOO, ()):  # whose tensors it sends itself
         log.warning("%d processes share %d cards: they talk through gloo", here, torch.accelerator.device_count())
         return GLOO
-    from anytorch.run import staged_group
+    from anytorch.devices import staged_group
 
-    backends: Any = dist.Backend
-    if staged_group.NAME.upper() not in backends._plugins:
-        backends.register_backend(staged_group.NAME, staged_group.make, devices=["cpu", device.type])
+    staged_group.offer(device.type)
     return staged_group.NAME
 
 

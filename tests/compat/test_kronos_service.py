@@ -162,6 +162,7 @@ def ready(url: str) -> None:
         ([], {"KRONOS_HOST": "0.0.0.0"}, "admits other machines without an API key"),
         ([], {"KRONOS_MODEL_FOLDER": "/nowhere"}, "there is no such folder"),
         ([], {"KRONOS_DATA_FOLDER": "/nowhere"}, "there is no such folder"),
+        ([], {"KRONOS_PORT": "99999"}, "--port (KRONOS_PORT) 99999: use a whole number from 0 to 65,535"),
     ],
 )
 def test_options_that_cannot_work_say_so(arguments: list[str], environment: dict[str, str], why: str) -> None:

@@ -55,6 +55,23 @@ def test_choice_and_facts(ask: Callable[[str], dict[str, Any]]) -> None:
     assert told["all"] == ["npu:0", "npu:1", "cpu"]
 
 
+def test_new_tensors_are_made_on_the_back_end_that_was_set(ask: Callable[[str], dict[str, Any]]) -> None:
+    told = ask(
+        """
+        import torch
+        from anytorch_compat.selection import set_backend
+        made = lambda: [str(t.device) for t in (torch.ones(2), torch.nn.Linear(2, 2).weight, torch.tensor([1]))]
+        before = torch.ones(2)
+        answer(first=made(), npu=(set_backend("npu"), made())[1], other=(set_backend("npu:1"), made())[1],
+               cpu=(set_backend("cpu"), made())[1], auto=(set_backend("auto"), made())[1], kept=str(before.device))
+        """
+    )
+    assert told == {
+        "first": ["cpu"] * 3, "npu": ["npu:0"] * 3, "other": ["npu:1"] * 3, "cpu": ["cpu"] * 3, "auto": ["npu:0"] * 3,
+        "kept": "cpu",
+    }  # fmt: skip
+
+
 def test_memory_is_the_allocators_own(ask: Callable[[str], dict[str, Any]]) -> None:
     told = ask(
         """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anytorch.cli.commands.reset import STORES
-from anytorch.cli.parser import COMMANDS
+from anytorch.cli.parser import COMMANDS, command_parser
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -65,3 +65,45 @@ def test_the_documents_of_all_commands_are_described() -> None:
     described = (DOCS / "reference" / "cli.md").read_text("utf-8").partition("## Commands")[0]
     missing = [name for name in COMMANDS if f"`{name}" not in described.partition("## The JSON documents")[2]]
     assert not missing
+
+
+# --- commands: what is printed can be typed ------------------------------------------------------------------------------
+
+
+def printed_commands(page: Path) -> list[str]:
+    """Lines of a page's shell blocks and pieces of code in its text, without prompts, comments and line breaks."""
+    text = page.read_text("utf-8")
+    blocks = re.findall(r"^```(?:sh|console|bash|text)\n(.*?)^```", text, re.M | re.S)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines += re.findall(r"`([a-z][^`\n]+)`", prose(page))
+    found = []
+    for line in lines:
+        for piece in re.split(r"[|;&] |\$\(", re.sub(r"\s#.*", "", line)):
+            found.append(re.sub(r"^\s*\$ |^(\w+=\S+ )+", "", piece.strip()))
+    return found
+
+
+def options_in(words: list[str]) -> set[str]:
+    told = (word.strip("[](),.").partition("=")[0] for word in words)
+    return {option for word in told for option in word.split("|") if re.fullmatch(r"--[a-z][a-z-]*", option)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_printed_commands_can_be_typed(page: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    for command in printed_commands(page):
+        words = command.split()
+        if words[:1] == ["anytorch"] and len(words) > 1 and re.fullmatch(r"[a-z]+", words[1]):
+            assert words[1] in COMMANDS, command
+            known = {option for action in command_parser(words[1])._actions for option in action.option_strings}
+            asked = set() if words[1] == "run" else options_in(words)  # of the program that is run
+            assert asked <= known | {"--json", "--verbose", "--help"}, command
+        elif words[:1] == ["make"]:
+            named = [word for word in words[1:] if re.fullmatch(r"[a-z][a-z-]*", word)]
+            assert not named or named[0] in targets, command
+        elif len(words) > 1 and re.fullmatch(r"python3?", words[0]) and re.match(PLACES + "/", words[1]):
+            script = ROOT / words[1] if (ROOT / words[1]).exists() else ROOT / "compat" / words[1]
+            assert script.exists(), command
+            source = script.read_text("utf-8")
+            lacking = [option for option in options_in(words) if f'"{option}"' not in source]
+            assert not lacking or "add_argument" not in source, command  # without: it hands them on

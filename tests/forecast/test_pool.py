@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +34,27 @@ def test_two_processes_forecast_what_one_predictor_does_and_lose_nothing(monkeyp
             pool.predict_batch(series[0], pred_len=3)
         with pytest.raises(InputError):
             pool.predict_batch([series[0].iloc[:0]], pred_len=3)
+
+
+@pytest.mark.long
+def test_two_devices_of_another_kind(
+    npu_extension: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_cache: Callable[[str], Path]
+) -> None:
+    """The compiled test device, which the workers' `import torch` loads: a worker on each, and one that dies."""
+    series = [anytorch.sample_candles(60, seed=seed) for seed in range(4)]
+    want = anytorch.load_predictor("tiny", device="cpu").predict_batch(series, pred_len=2, top_k=1, verbose=False)
+    monkeypatch.syspath_prepend(npu_extension.plugin(tmp_path / "npu"))
+    monkeypatch.setenv("ANYTORCH_STRICT", "1")  # no worker falls back to the CPU
+    monkeypatch.setenv("ANYTORCH_CACHE_DIR", str(shared_cache("forecast-npu")))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with PredictorPool("tiny", devices=["npu:0", "npu:1"], dtype="float32") as pool:
+        for kill in (False, True):
+            if kill:
+                os.kill(next(process for process in pool.process_ids if process is not None), signal.SIGKILL)
+            for ours, theirs in zip(pool.predict_batch(series, pred_len=2, top_k=1), want, strict=True):
+                np.testing.assert_allclose(ours.to_numpy(), theirs.to_numpy(), rtol=1e-3)
+        told = pool.describe()
+    assert [one["device"] for one in told] == ["npu:0", "npu:1"]
 
 
 def test_a_model_that_is_not_there_is_told_before_processes_start() -> None:

@@ -409,6 +409,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
 }
 
 at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  const c10::DeviceGuard guard(to.device());  // torch's resize allocates on the current device
   if (!to.sizes().equals(from.sizes())) at::native::resize_(to, from.sizes());
   return copy_from(from, to, false);
 }

@@ -149,13 +149,14 @@ def test_views_copies_and_files_keep_their_values(npu_extension: Any) -> None:
         file.seek(0)
         loaded = torch.load(file)["x"]
         answer(values=x.cpu().tolist(), moved=str(x.to("npu:1").device), half=x.half().dtype == torch.float16,
+               made=str(torch.arange(3, device="npu:1")[None].device),
                loaded=str(loaded.device), same=torch.equal(loaded.cpu(), x.cpu()),
                pinned=torch.ones(1).pin_memory().is_pinned(),
                shape=list(x.view(2, 6).permute(1, 0).contiguous().shape), nonzero=int((x > 5).sum()))
         """
     )
     assert answers["values"] == [[0, 10, 2, 3], [4, 50, 6, 7], [8, 90, 10, 11]]
-    assert (answers["moved"], answers["loaded"]) == ("npu:1", "npu:0")
+    assert (answers["moved"], answers["made"], answers["loaded"]) == ("npu:1", "npu:1", "npu:0")
     assert answers["half"] and answers["same"] and answers["pinned"]
     assert answers["shape"] == [6, 2]
     assert answers["nonzero"] == 8

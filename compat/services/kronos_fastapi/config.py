@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from anytorch import settings
+from anytorch import limits, settings
 from anytorch.errors import UsageError
 from anytorch.serve.options import ServeOptions
 
@@ -41,12 +41,16 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> KronosOpt
     parser.add_argument("--data-folder", type=Path, default=named["data_folder"])
     parser.add_argument("--device", default="auto")  # KRONOS_DEVICE is one of anytorch's own settings
     parser.add_argument("--host", default=named["host"])
-    parser.add_argument("--port", type=int, default=int(named["port"] or 8000))
+    parser.add_argument("--port", default=named["port"] or "8000")
     parser.add_argument("--api-key-file", default=named["api_key_file"] or settings.get("api_key_file"))
     given = parser.parse_args(list(arguments))
     folders = given.model_folder or [Path(one) for one in (named["model_folder"] or "").split(os.pathsep) if one]
     folders = [folder.expanduser() for folder in folders]
     keys = Path(given.api_key_file).expanduser() if given.api_key_file else None
+    try:
+        port = int(limits.PORT.parse(given.port))
+    except ValueError as exc:
+        raise UsageError(f"--port (KRONOS_PORT) {exc}") from exc
     data = Path(given.data_folder).expanduser() if given.data_folder else None
     if data is not None and not data.is_dir():
         raise UsageError(f"KRONOS_DATA_FOLDER={data}: there is no such folder")
@@ -57,7 +61,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> KronosOpt
         device=given.device,
         # Under uvicorn its own --host says where it listens; this one says which names the service answers to.
         host=given.host or (EVERYWHERE if keys else "127.0.0.1"),
-        port=given.port,
+        port=port,
         api_key_file=keys,
     )
     options.require_safe()

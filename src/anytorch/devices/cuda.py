@@ -94,12 +94,16 @@ class CudaBackend(TorchBackend):
         if capability >= (10, 0):
             quantizations += ("fp4",)
         facts = self.properties(index)
+        no_triton = triton_missing()
+        if capability < (7, 0):
+            no_triton = f"Triton needs compute capability 7.0, and this GPU has {'.'.join(map(str, capability))}"
         return Caps(
             dtypes=("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "bool"),
             fast_dtypes=tuple(fast),
             autocast_dtype="bfloat16" if "bfloat16" in fast else "float16" if "float16" in fast else None,
             graphs=True,
-            triton=capability >= (7, 0) and triton_installed(),
+            triton=not no_triton,
+            no_triton=no_triton,
             early_launches=capability >= (9, 0),
             flash_attention=capability >= (8, 0),
             quantizations=quantizations,
@@ -124,7 +128,12 @@ def matrix_tflops(capability: tuple[int, ...], facts: dict[str, Any]) -> dict[st
     return {dtype: round(rate * count * clock_khz * 1e3 / 1e12, 1) for dtype, rate in rates.items()}
 
 
-def triton_installed() -> bool:
+def triton_missing() -> str:
+    """Why Triton cannot be imported; "" if it can."""
     from importlib.util import find_spec
 
-    return find_spec("triton") is not None
+    if find_spec("triton") is not None:
+        return ""
+    return (
+        "Triton is not installed, which compiles kernels for it; torch's builds for GPUs bring it: pip install triton"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anytorch.devices.base import TorchBackend
-from anytorch.devices.cuda import CudaBackend, memory_gb_per_s, triton_installed
+from anytorch.devices.cuda import CudaBackend, memory_gb_per_s, triton_missing
 from anytorch.devices.types import BackendReport, Candidate, Caps
 from anytorch.probe.facts import Hardware
 from anytorch.probe.masks import rocm_visible
@@ -46,12 +46,14 @@ class RocmBackend(CudaBackend):
         # RDNA 1 and 2 (gfx10xx) have no matrix units and emulate bf16; torch says True for every HIP build.
         has_bf16 = arch in CDNA or arch.startswith(("gfx11", "gfx12"))
         fast = ("float32", "float16", *(("bfloat16",) if has_bf16 else ()), *(("float64",) if arch in CDNA else ()))
+        no_triton = triton_missing()
         return Caps(
             dtypes=("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "bool"),
             fast_dtypes=fast,
             autocast_dtype="bfloat16" if has_bf16 else "float16",
             graphs=True,
-            triton=triton_installed(),
+            triton=not no_triton,
+            no_triton=no_triton,
             flash_attention=has_bf16,
             quantizations=self.quantizations,
             unified_memory=bool(facts.get("integrated")),

@@ -57,6 +57,7 @@ class Caps:
     peak_gb_per_s: float | None = None  # memory bandwidth, when known
     peak_tflops: Mapping[str, float] = field(default_factory=dict)  # per dtype, when known
     early_launches: bool = False  # a kernel may start before the one before it is done, and wait for it itself
+    no_triton: str = ""  # why there is none, on a device of a kind that it compiles for
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from anytorch.devices.base import TorchBackend
-from anytorch.devices.cuda import triton_installed
+from anytorch.devices.cuda import triton_missing
 from anytorch.devices.types import BackendReport, Candidate, Caps
 from anytorch.probe import snapshot
 from anytorch.probe.cards import read_level_zero
@@ -61,12 +61,14 @@ class XpuBackend(TorchBackend):
         facts = self.properties(index)
         bf16 = bool(self.call("is_bf16_supported"))
         fp64: tuple[str, ...] = ("float64",) if facts.get("has_fp64") else ()
+        no_triton = triton_missing()
         return Caps(
             dtypes=("float32", *fp64, "float16", "bfloat16", "int8", "int32", "int64", "bool"),
             fast_dtypes=("float32", "float16", *(("bfloat16",) if bf16 else ())),
             autocast_dtype="bfloat16" if bf16 else "float16",
             graphs=hasattr(self.module(), "XPUGraph"),
-            triton=triton_installed(),
+            triton=not no_triton,
+            no_triton=no_triton,
             flash_attention=False,
             quantizations=self.quantizations,
             unified_memory=bool(facts.get("integrated")),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from anytorch import logs
+from anytorch.errors import UsageError
 
 log = logs.logger(__name__)
 
@@ -60,7 +61,12 @@ class Recorder:
         """Record `work` now and run it. A device that cannot do it computes plainly from then on, and says why."""
         try:
             recording = self._capture(work)
-        except (RuntimeError, TypeError, AttributeError) as exc:
+        except (
+            RuntimeError,
+            TypeError,
+            AttributeError,
+            UsageError,
+        ) as exc:  # the last: webgpu's, of what a tape cannot hold
             if not self.recordings:
                 self.failed = f"{type(exc).__name__}: {str(exc).splitlines()[0][:200]}"
                 log.info("%s records no graphs: %s", self.device, self.failed)

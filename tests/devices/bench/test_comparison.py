@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,8 +13,8 @@ from typing import Any
 import pytest
 from tests.devices.bench.rows import FAST, ROWS, device, report
 
-from anytorch.devices import bench
 from anytorch.devices.bench import relative_to_cpu
+from anytorch.devices.bench.results import from_json
 
 pytest.importorskip("torch")
 
@@ -37,7 +39,11 @@ def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("bench_backends", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
     return module
 
 
@@ -45,7 +51,8 @@ def test_the_script_prints_ratios_and_writes_the_report(tmp_path: Path, capsys: 
     assert script().main(["--duration", "0.05", "--devices", "cpu", "--output", str(tmp_path / "r.json")]) == 0
     out = capsys.readouterr().out
     assert "matmul" in out and "only the CPU" in out
-    assert bench.load(tmp_path / "r.json").devices[0].id == "cpu"
+    written = json.loads((tmp_path / "r.json").read_text("utf-8"))
+    assert from_json(written["report"]).devices[0].id == "cpu"
     text = script().text(report(device("cpu", ROWS), device("cuda:0", FAST)))
     assert "claimed: 10 to 50 times" in text and "250.0 ×" in text
 

@@ -119,7 +119,6 @@ def test_a_market_is_several_instruments_of_their_own() -> None:
     "options",
     [
         {"rows": 0},
-        {"price": -1.0},
         {"freq": "sometimes"},
         {"start": "yesterdayish"},
         {"session": "night"},
@@ -128,5 +127,5 @@ def test_a_market_is_several_instruments_of_their_own() -> None:
     ],
 )
 def test_nonsense_is_refused(options: dict[str, object]) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InputError):  # seed and price: tests/test_limits.py
         sample_candles(**{"rows": 10, **options})  # type: ignore[arg-type]

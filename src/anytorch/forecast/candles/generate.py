@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from anytorch import limits
 from anytorch.errors import InputError
 from anytorch.forecast.candles.tables import pandas as pd
 from anytorch.values import dataclass
@@ -75,8 +76,7 @@ def sample_candles(
     """
     if not 1 <= rows <= MOST_ROWS:
         raise InputError(f"rows={rows}: use 1 to {MOST_ROWS}")
-    if not price > 0:
-        raise InputError(f"price={price}: the first price must be above 0")
+    price, seed = limits.PRICE.check("price", price), limits.SEED.check("seed", seed)
     recipe = Recipe() if recipe is None else recipe
     for name, (low, high) in LIMITS.items():
         if not low <= (value := getattr(recipe, name)) <= high:
