@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import sys
+import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -311,6 +312,33 @@ def test_what_will_not_last_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(type(dense.KEPT), "prepare", full)
     choose(packed, None, torch.float32, 16)
     assert not list(store.verdicts())
+
+
+def test_threads_that_ask_at_once_get_one_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each measured for itself before, and where two kernels are about as fast they chose different ones."""
+    measured, start = [], threading.Barrier(4)
+    measure = choose_module._measure
+
+    def counted(*asked: Any) -> Any:
+        measured.append(threading.get_ident())
+        return measure(*asked)
+
+    monkeypatch.setattr(choose_module, "_measure", counted)
+    layer, x = QuantLinear.of(nn.Linear(64, 32), "int8"), torch.randn(4, 64)
+    found: list[torch.Tensor] = []
+
+    def call() -> None:
+        start.wait()
+        with torch.no_grad():
+            found.append(layer(x))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(measured) == 1
+    assert len(found) == 4 and all(torch.equal(one, found[0]) for one in found)
 
 
 def test_a_kernel_that_fails_keeps_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

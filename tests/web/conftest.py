@@ -27,7 +27,7 @@ SCREENSHOTS = REPOSITORY / ".cache" / "screenshots"
 CACHE = REPOSITORY / ".cache" / "web-tests" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
 KEY = "a-key-only-for-the-tests-of-the-page"
 START_S = 120
-PATIENCE_MS = 45_000  # of every step: a first run tries the devices and loads torch, perhaps on a busy machine
+PATIENCE_MS = 150_000  # of every step: a first run tries the devices and loads torch, perhaps on a busy machine
 # As anytorch.quant writes it (measured on a 2-core EPYC): the service shows what is in the cache.
 TUNED = Verdict(
     Question("quantized product", "int8 weights 1536x512, 1 row of float32", "cpu", {"size": "1536x512", "rows": 1}),

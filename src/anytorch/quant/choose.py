@@ -6,6 +6,7 @@ float multiplication is always among the candidates, so that what is chosen can 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,6 +41,8 @@ BFLOAT16_ERROR = 3e-3
 HALF_TOLERANCE = 1e-2  # where the inputs have 8 or 11 bits themselves
 INT8_INPUT_TOLERANCE = 2e-2
 
+_measuring = threading.RLock()
+
 
 @dataclass(frozen=True)
 class KernelChoice:
@@ -72,14 +75,20 @@ def row_class(m: int, device: torch.device) -> int:
 def choose(
     weight: QuantTensor, bias: torch.Tensor | None, dtype: torch.dtype, m: int, prefer: Prefer = "memory"
 ) -> KernelChoice:
-    """The kernel to use for `m` input rows. Measures on first use; later processes read what was found."""
+    """The kernel to use for `m` input rows. Measures on first use; later processes read what was found.
+
+    Threads that ask at the same time take turns: measuring beside each other they would find other times, choose other
+    kernels, and so give other last bits for the same input.
+    """
     if prefer not in get_args(Prefer):
         raise UsageError(f"prefer={prefer!r}: use one of {', '.join(get_args(Prefer))}")
     size = row_class(m, weight.device)
     asked = question(weight, bias, dtype, size, prefer)
-    verdict = recall(asked, budget_s=budget_of(weight.device)) or remember(
-        _measure(asked, weight, bias, dtype, size, prefer)
-    )
+    budget_s = budget_of(weight.device)
+    verdict = recall(asked, budget_s=budget_s)
+    if verdict is None:
+        with _measuring:
+            verdict = recall(asked, budget_s=budget_s) or remember(_measure(asked, weight, bias, dtype, size, prefer))
     return decide(verdict.trials, prefer, weight.device)
 
 

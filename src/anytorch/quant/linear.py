@@ -146,13 +146,13 @@ class QuantLinear(nn.Module):
         key = (row_class(x.shape[0], x.device), x.dtype, trained)
         bound = self._bound.get(key)
         if bound is None:
-            bound = self._bound[key] = self._bind(x, None if trained else bias, key)
+            bound = self._bound.setdefault(key, self._bind(x, None if trained else bias, key))
         out = bound[1](x.detach())
         return out + bias.detach().to(out.dtype) if trained and bias is not None else out
 
     def _bind(self, x: torch.Tensor, bias: torch.Tensor | None, key: tuple[Any, ...]) -> tuple[str, Run]:
         choice = choose(self.packed, bias, x.dtype, x.shape[0], self.prefer)
-        for other, bound in self._bound.items():  # one kernel serves several sizes, and may hold a copy
+        for other, bound in list(self._bound.items()):  # one kernel serves several sizes, and may hold a copy
             if other[1:] == key[1:] and bound[0] == choice.kernel:
                 return bound
         kernel = next(one for one in kernels(self.prefer) if one.name == choice.kernel)
