@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -264,6 +265,14 @@ PROGRAMS: dict[str, tuple[Function, Callable[[], tuple[Any, ...]]]] = {
 def test_a_program_does_the_same(name: str) -> None:
     function, inputs = PROGRAMS[name]
     same(function, *inputs())
+
+
+@pytest.mark.parametrize("power", [2, 3, 0.5, -0.5, -1, -2, 1.5])
+def test_powers_of_what_is_no_ordinary_number(power: float, ours: list[compiler.Region]) -> None:
+    """x ** 0.5 is a root to torch: of minus infinity it is no number, where the C library's pow says infinity."""
+    x = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 2.0, 6e4])
+    same(lambda x: x**power + 1, x, calls=1)
+    assert run_by_us(ours)
 
 
 def test_what_is_saved_for_the_backward_pass_may_be_a_row_seen_many_times(ours: list[compiler.Region]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from anytorch.graph import faster
+from anytorch.graph import compiler, faster
 from anytorch.graph.faster import Faster
 
 
@@ -152,3 +152,36 @@ def test_a_long_step_is_timed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(faster, "stopwatch_of", lambda device: replace(honest, seconds=seconds))
     Faster(Side(lambda x: (x * 2,), 0.5), Side(lambda x: (x * 2,), 0.001))(torch.ones(3))
     assert asked == [1, 1, *[1, faster.CALLS] * (faster.ROUNDS - 1)]
+
+
+called: list[int] = []
+
+
+@torch.library.custom_op("anytorch_tests::counted", mutates_args=())
+def counted(x: torch.Tensor) -> torch.Tensor:
+    called.append(1)
+    return x * 2
+
+
+@counted.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize("where", ["straight", "in a branch"])
+def test_an_op_that_may_do_more_than_compute_is_called_once_for_each_call(few: None, where: str) -> None:
+    """A stranger's op may count, send or wait for others: nobody may call it to find out how long it takes."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(x) * 2
+        if where == "straight":
+            return counted(x) + 1
+        made: torch.Tensor = torch.cond(x.sum() > -1e9, lambda x: counted(x) + 1, lambda x: x - 1, (x,))
+        return made
+
+    torch._dynamo.reset()
+    fast, x = torch.compile(function, backend=compiler.compile_graph), torch.ones(5)
+    called.clear()
+    for count in (1, 2):
+        torch.testing.assert_close(fast(x), torch.tanh(x) * 4 + 1)
+        assert len(called) == count

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from anytorch.errors import GraphError
-from anytorch.graph import field, verify
+from anytorch.graph import field, reference, verify
 from anytorch.graph.back import cpp as back
 from anytorch.graph.emit import cpp, triton
 from anytorch.graph.emit.cpp_schedules import Machine, schedules
@@ -65,6 +65,51 @@ def test_exponentials_hold_to_the_ends_of_their_range() -> None:
     )
     (found,) = Program(cut, [Step(cut.groups[0], kernel, back.prepare(kernel, first))])([x])
     torch.testing.assert_close(found, x.exp(), rtol=1e-5, atol=2e-45, equal_nan=True)
+
+
+ENDS = [
+    math.nan,
+    math.inf,
+    0.0,
+    -0.0,
+    1e-42,
+    -1e-42,
+    0.5,
+    -0.5,
+    3.0,
+    -3.0,
+    5.5,
+    -5.5,
+    -5.7,
+    9.0,
+    -9.0,
+    1e5,
+    -1e5,
+    3e38,
+    -3e38,
+]
+FUNCTIONS: dict[str, Callable[[Builder, int], int]] = {
+    "gelu": lambda b, x: b.add("gelu", x),
+    "gelu_tanh": lambda b, x: b.add("gelu_tanh", x),
+    "silu": lambda b, x: b.add("silu", x),
+    "to the power of 3": lambda b, x: b.add("pow", x, b.constant(3.0, "float32")),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_hold_for_huge_numbers(name: str) -> None:
+    """The GELU of -3e38 was 1e30: what is no error of a small number is one of a huge one."""
+    b = Builder()
+    graph = b.graph([FUNCTIONS[name](b, b.input((8, 20), "float32"))])
+    low = lowered(graph)
+    field.check_same(graph, low)
+    cut = partition(low, {})
+    kernel = cut.kernel(cut.groups[0])
+    x = torch.tensor([*ENDS, 1.0]).repeat(8, 1)
+    wanted = reference.evaluate(graph, [x], exact=True)[0].float()
+    for schedule in back.candidates(kernel, {}):
+        (found,) = Program(cut, [Step(cut.groups[0], kernel, back.prepare(kernel, schedule))])([x])
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("how", ["max", "min"])
@@ -203,7 +248,7 @@ SCRIPT = """
 import torch
 from dataclasses import replace
 from functools import partial
-from anytorch.graph import field, verify
+from anytorch.graph import field, reference, verify
 from anytorch.graph.back import triton as back
 from anytorch.graph.lower import lowered
 from anytorch.graph.partition import partition

@@ -26,7 +26,7 @@ from anytorch import logs, settings
 from anytorch.graph import records, reference, verify
 from anytorch.graph.calling import progress
 from anytorch.graph.calls import cheaper
-from anytorch.graph.faster import Faster
+from anytorch.graph.faster import faster_of
 from anytorch.graph.in_place import IN_PLACE, with_changes
 from anytorch.graph.ir import Graph
 from anytorch.graph.search import Found, Search
@@ -86,7 +86,7 @@ def compile_graph(module: GraphModule, inputs: Sequence[Any], **options: Any) ->
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )
-    return Faster(module.forward, compiler(module, list(inputs)))
+    return faster_of(module, compiler(module, list(inputs)))
 
 
 def decompositions() -> dict[Any, Any]:

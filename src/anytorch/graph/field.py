@@ -253,8 +253,8 @@ def _raised(x: Residues, exponent: Residues) -> Residues:
     if power is not None and power.denominator == 1 and abs(power) < 64:
         made = _in_both(_finite(x, "pow"), lambda one, prime: _power(one, abs(int(power)), prime))
         return made if power >= 0 else _inverse(made)
-    if power is not None and power == Fraction(1, 2):
-        return _root(x)
+    if power is not None and abs(power) == Fraction(1, 2):
+        return _root(x) if power > 0 else _inverse(_root(x))
     return _random_function("pow", Residues(_keyed("pow", x.p, exponent.p) % np.uint64(P), None))
 
 

@@ -59,6 +59,26 @@ def _div(one: Tracer, node: FxNode, x: Any, y: Any, rounding_mode: str | None = 
     return _pointwise("div")(one, node, x, y)
 
 
+# What torch computes in place of a power by one of these numbers: the root of minus infinity is no number, its power is
+# infinite.
+POWERS: dict[float, tuple[str, ...]] = {
+    2.0: ("square",),
+    0.5: ("sqrt",),
+    -0.5: ("rsqrt",),
+    -1.0: ("reciprocal",),
+    -2.0: ("square", "reciprocal"),
+}
+
+
+def _pow_by_number(one: Tracer, node: FxNode, x: Any, power: Any) -> int:
+    number = one.operand(x)
+    if power not in POWERS or one.b.nodes[number].dtype not in ops.FLOATS:
+        return _pointwise("pow")(one, node, x, power)
+    for op in POWERS[power]:
+        number = one.b.add(op, number)
+    return number
+
+
 def _gelu(one: Tracer, node: FxNode, x: Any, approximate: str = "none") -> int:
     return one.b.add("gelu_tanh" if approximate == "tanh" else "gelu", one.operand(x))
 
@@ -365,7 +385,8 @@ RULES: dict[Any, Rule] = {
         for overload in ("Tensor", "Scalar")
     },
     **{getattr(aten.mul, overload): _pointwise("mul") for overload in ("Tensor", "Scalar")},
-    **{getattr(aten.pow, overload): _pointwise("pow") for overload in ("Tensor_Tensor", "Tensor_Scalar", "Scalar")},
+    **{getattr(aten.pow, overload): _pointwise("pow") for overload in ("Tensor_Tensor", "Scalar")},
+    aten.pow.Tensor_Scalar: _pow_by_number,
     **{
         getattr(getattr(aten, name), overload): _scaled(name)
         for name in ("add", "sub")

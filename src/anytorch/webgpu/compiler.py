@@ -18,7 +18,7 @@ from torch.fx import Node
 from anytorch.gpu.runtime import open_runtime
 from anytorch.graph import compiler as kernel_graphs
 from anytorch.graph.calls import cheaper
-from anytorch.graph.faster import Faster
+from anytorch.graph.faster import faster_of
 from anytorch.graph.in_place import IN_PLACE
 from anytorch.graph.tracing import RULES as FORMS
 from anytorch.graph.tracing import SEVERAL, is_traceable
@@ -35,7 +35,7 @@ def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], **options
     While a tape records, ours is taken: kernels were chosen by the GPU's time, and a replay has no other.
     """
     compiler = aot_autograd(fw_compiler=regions, decompositions=decompositions(), keep_inference_input_mutations=True)
-    return Faster(module.forward, compiler(module, list(inputs)), records=_is_recording)
+    return faster_of(module, compiler(module, list(inputs)), records=_is_recording)
 
 
 def _is_recording() -> bool:
