@@ -12,7 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anytorch.graph import compiler, faster
+from anytorch.graph import compiler, faster, search
+from anytorch.graph.back import cpp as back
+from anytorch.graph.capture import trace
 
 Function = Callable[..., Any]
 
@@ -290,6 +292,77 @@ def test_what_is_saved_for_the_backward_pass_may_be_a_row_seen_many_times(ours: 
     torch.testing.assert_close(results[1], results[0])
     laid = compiler._laid_out(torch.arange(3.0).view(3, 1).expand(3, 4).contiguous(), (1, 0))
     assert laid.stride() == (1, 0) and laid.tolist() == [[n] * 4 for n in (0.0, 1.0, 2.0)]
+
+
+def test_ids_that_a_graph_computes(ours: list[compiler.Region], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs that a search makes up may lead beyond the table, where those of the program do not (T5's distances)."""
+    compile_ahead = []
+    monkeypatch.setattr(back, "compile_ahead", lambda *args: compile_ahead.append(args))
+    function = lambda ids, table: F.embedding((ids * 3 + 1).abs(), table) * 2 + 1  # noqa: E731
+    same(function, torch.tensor([[0, 1], [2, 1]]), torch.randn(10, 8))
+    assert ours and not run_by_us(ours) and not compile_ahead
+    with pytest.raises(IndexError):
+        compiled(function)(torch.tensor([[0, 9]]), torch.randn(10, 8))
+
+
+def test_strides_that_follow_from_named_sizes(ours: list[compiler.Region]) -> None:
+    """A backward pass has views that need them: a Whisper with labels of several lengths ended in RuntimeError."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        heads = (torch.tanh(x) * 2).view(x.shape[0], x.shape[1], 2, 4).transpose(1, 2)
+        return heads.reshape(x.shape[0] * 2, x.shape[1], 4) @ w
+
+    fast = torch.compile(function, backend=compiler.compile_graph, dynamic=True)
+    for length in (5, 7, 9):
+        grads = []
+        for one in (function, fast):
+            x, w = (
+                torch.arange(float(n)).div(n).view(shape).requires_grad_()
+                for n, shape in ((16 * length, (2, length, 8)), (12, (4, 3)))
+            )
+            one(x, w).square().sum().backward()
+            grads.append((x.grad, w.grad))
+        torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-5)
+    x = torch.randn(3, 5, 8)
+    swapped = compiled(lambda x: (torch.tanh(x) * 2).transpose(1, 2), dynamic=True)
+    assert swapped(x).stride() == (40, 1, 8) and swapped(x[:, :3]).stride() == (24, 1, 8)
+    assert run_by_us(ours)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_two_sizes_that_are_seen_as_one_product(flat: bool, ours: list[compiler.Region]) -> None:
+    """Batch and length, flattened before a product: what follows sees neither by itself."""
+    w = torch.randn(8, 6)
+
+    def function(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.cumsum(x.reshape(x.shape[0] * x.shape[1], 8), 0)  # no form here: a region begins behind it
+        y = torch.tanh(y @ w) * 2 + rows
+        return (y, y.T) if flat else (y.view(x.shape[0], x.shape[1], 6), y.sum(0))
+
+    fast = compiled(function, dynamic=True)
+    for batch, length in ((3, 5), (2, 7), (4, 4), (3, 0), (1, 1)):
+        x, rows = torch.randn(batch, length, 8), torch.randn(batch * length, 1)
+        wanted, found = function(x, rows), fast(x, rows)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        assert [one.stride() for one in found] == [one.stride() for one in wanted]
+    assert run_by_us(ours)
+
+
+def test_a_search_is_not_watched(ours: list[compiler.Region], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch runs every first call under a mode in which an op takes half a millisecond: what is timed there is the mode."""
+    seen: list[tuple[int, str]] = []
+    plain = search.Search._run
+
+    def noted(self: search.Search) -> search.Found:
+        seen.append((torch._C._len_torch_dispatch_stack(), torch.empty(0).device.type))
+        return plain(self)
+
+    monkeypatch.setattr(search.Search, "_run", noted)
+    compiled(lambda x: torch.softmax(x * 2 + 1, -1) * 3)(torch.randn(6, 11))
+    g = trace(lambda x: torch.softmax(x * 3, -1), torch.randn(6, 11))
+    with torch.device("meta"):  # a program's default device is a mode, too
+        g.superoptimize()
+    assert seen == [(0, "cpu")] * 2 and run_by_us(ours)
 
 
 def test_outputs_share_memory_where_eager_torchs_do() -> None:

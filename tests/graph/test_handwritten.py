@@ -73,7 +73,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     monkeypatch.setattr(handwritten, "_registered", {})
     back = search.back_of(CPU)[0]
     assert back is not None
-    one = replace(back, candidates=lambda kernel, known: back.candidates(kernel, known)[:1])
+    one = replace(back, candidates=lambda kernel, known, most: back.candidates(kernel, known, 1))
     monkeypatch.setattr(search, "back_of", lambda device: (one, ""))
     monkeypatch.setattr(search, "variants", lambda graph, back, plain=search.variants: list(plain(graph, back))[:1])
 

@@ -212,7 +212,7 @@ def test_schedules_that_there_was_no_time_for_are_tried_when_there_is(
     graph, known = CASES["gated mlp"]()
     some = search.back_of(CPU)[0]
     assert some is not None
-    many = replace(some, candidates=lambda kernel, known: back.candidates(kernel, known)[:2])
+    many = replace(some, candidates=lambda kernel, known, most: back.candidates(kernel, known, 2))
     monkeypatch.setattr(search, "back_of", lambda device: (many, ""))
     compiled = Search._compiled
     monkeypatch.setattr(Search, "_compiled", lambda self, *args: {args[2][0].name})  # time for the first one alone
@@ -227,7 +227,7 @@ def test_a_program_of_kernels_that_were_cut_short_is_no_last_word(few: None, mon
     graph, known = CASES["gated mlp"]()
     some = search.back_of(CPU)[0]
     assert some is not None
-    two = replace(some, candidates=lambda kernel, known: back.candidates(kernel, known)[:2])
+    two = replace(some, candidates=lambda kernel, known, most: back.candidates(kernel, known, 2))
     monkeypatch.setattr(search, "back_of", lambda device: (two, ""))
     with monkeypatch.context() as short:
         short.setattr(Search, "_compiled", lambda self, *args: {args[2][0].name})  # time for the first one alone

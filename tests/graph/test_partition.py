@@ -57,11 +57,11 @@ def test_a_search_keeps_to_the_limit_of_its_back(few: None, monkeypatch: pytest.
     assert plain is not None
     seen: list[int] = []
 
-    def candidates(kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
+    def candidates(kernel: Kernel, known: Mapping[str, int], most: int | None) -> list[Schedule]:
         seen.append(len(kernel.buffers))
         if len(kernel.buffers) > 4:
             raise NotImplementedError(f"{len(kernel.buffers)} buffers are more than this device binds at once, 4")
-        return plain.candidates(kernel, known)
+        return plain.candidates(kernel, known, most)
 
     small: Back = replace(plain, candidates=candidates, most_buffers=4)
     monkeypatch.setattr(search, "back_of", lambda device: (small, ""))

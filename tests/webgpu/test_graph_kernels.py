@@ -71,7 +71,7 @@ def test_a_search_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def fewer(where: torch.device) -> Any:
         back, why = plain(where)
         assert back is not None, why
-        return replace(back, candidates=lambda kernel, known: back.candidates(kernel, known)[:1]), ""
+        return replace(back, candidates=lambda kernel, known, most: back.candidates(kernel, known, 1)), ""
 
     monkeypatch.setattr(search, "back_of", fewer)
     monkeypatch.setattr(search, "variants", lambda graph, back, plain=search.variants: list(plain(graph, back))[:1])

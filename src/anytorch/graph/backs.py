@@ -19,12 +19,12 @@ Launch = Callable[[Sequence[torch.Tensor], Mapping[str, int]], None]
 
 @dataclass(frozen=True)
 class Back:
-    """`candidates` lists the schedules worth trying for a kernel, `render` gives a kernel's text, `prepare` compiles it;
-    `compile_ahead` compiles many schedules at once, for the tensors they will be called with. `splits`: its schedules divide
-    long loops among units, so that the graph need not be rewritten for that."""
+    """`candidates` lists the schedules worth trying for a kernel, or the first few; `render` gives a text, `prepare`
+    compiles it; `compile_ahead` compiles many schedules at once, for the tensors they will be called with. `splits`: its
+    schedules divide long loops among units, so that the graph need not be rewritten for that."""
 
     name: str
-    candidates: Callable[[Kernel, Mapping[str, int]], list[Schedule]]
+    candidates: Callable[[Kernel, Mapping[str, int], int | None], list[Schedule]]
     render: Callable[[Kernel, Schedule], str]
     prepare: Callable[[Kernel, Schedule], Launch]
     compile_ahead: Callable[[Kernel, Sequence[Schedule], Sequence[torch.Tensor], Mapping[str, int]], None]
@@ -35,7 +35,8 @@ class Back:
 
     def schedule(self, kernel: Kernel, known: Mapping[str, int], name: str) -> Schedule | None:
         """The candidate of this name, to prepare it once more; None if there is none."""
-        return next((one for one in (self.considered or self.candidates)(kernel, known) if one.name == name), None)
+        every = self.considered(kernel, known) if self.considered else self.candidates(kernel, known, None)
+        return next((one for one in every if one.name == name), None)
 
 
 _registered: dict[str, Callable[[], Back]] = {}

@@ -30,10 +30,10 @@ from torch.utils import _pytree as pytree
 
 from anytorch.errors import GraphError
 from anytorch.graph import calling
-from anytorch.graph.ir import Builder, Graph
+from anytorch.graph.ir import Builder, Graph, resized
 from anytorch.graph.kernel_graph import TIME_LIMIT_S, KernelGraph
 from anytorch.graph.parts import RULES, parts
-from anytorch.graph.sizes import NAME, Size
+from anytorch.graph.sizes import NAME
 from anytorch.graph.tracer import Tracer, Untraceable, dtype_of
 from anytorch.graph.whole import Whole
 
@@ -149,7 +149,7 @@ def trace(
             f"the function has no kernel graph: {exc}",
             hint="torch.compile with anytorch.graph.compiler.compile_graph leaves such ops to torch",
         ) from exc
-    made._builder = Builder.of(_renamed(graph, sizes.symbols()))
+    made._builder = Builder.of(resized(graph, lambda size: size.renamed(sizes.symbols())))
     made._outputs = list(graph.outputs)
     found, made._gives = results[-1]
     made._constants = {n: one for n, one in enumerate(found) if not isinstance(one, torch.Tensor)}
@@ -307,19 +307,3 @@ def _constant(tracer: Tracer, node: FxNode, tensor: torch.Tensor, held: list[Hel
         return
     tracer.input(node)
     held.append((str(node.target), lambda: tensor))
-
-
-def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """The graph with other names for its sizes."""
-    if not names:
-        return graph
-
-    def renamed(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(renamed, value))
-        return value.renamed(names) if isinstance(value, Size) else value
-
-    builder = Builder()
-    for _, node in graph:
-        builder.add(node.op, *node.args, **{name: renamed(value) for name, value in node.attrs})
-    return builder.graph(graph.outputs)

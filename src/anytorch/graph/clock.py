@@ -7,11 +7,13 @@ read different copies of the inputs, so that weights come from memory, as they d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from anytorch import logs
 from anytorch.devices.locate import locate
@@ -26,6 +28,18 @@ LAUNCHES = 12  # in a recorded round
 MOST_COPIES = 12
 CALLED_ROUNDS, CALLED_S, CALLS = 7, 2e-3, 50  # of calls by the host: rounds, seconds of one, and the most calls in it
 CACHES = 4  # times the cache: what all copies together have at least
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Without the modes that watch or change torch's calls in this thread.
+
+    torch runs the first call of every compiled graph under a mode of its own, where an op takes half a millisecond: a search
+    there took twice as long, and measured the mode. A program's own modes (a counter of operations, a default device) have
+    no business with a search either.
+    """
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
 
 
 class Clock:

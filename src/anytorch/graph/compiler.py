@@ -26,12 +26,13 @@ from anytorch import logs, settings
 from anytorch.graph import records, reference, verify
 from anytorch.graph.calling import progress
 from anytorch.graph.calls import cheaper
+from anytorch.graph.clock import unobserved
 from anytorch.graph.faster import faster_of
 from anytorch.graph.in_place import IN_PLACE, with_changes
-from anytorch.graph.ir import Graph
+from anytorch.graph.ir import Graph, resized
 from anytorch.graph.search import Found, Search
-from anytorch.graph.sizes import names_of
-from anytorch.graph.tracer import Untraceable
+from anytorch.graph.sizes import Size, SizeLike, decided, names_of, shape_at
+from anytorch.graph.tracer import Untraceable, size_of
 from anytorch.graph.tracing import RULES, SEVERAL, is_traceable, traced
 from anytorch.graph.unpacked import with_unbinds
 
@@ -190,8 +191,8 @@ def joined(module: GraphModule, partitions: Sequence[Partition]) -> list[Partiti
     return kept
 
 
-def _laid_out(tensor: torch.Tensor, stride: Sequence[Any]) -> torch.Tensor:
-    if tensor.stride() == stride or any(not isinstance(step, int) for step in stride):
+def _laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    if tensor.stride() == stride:
         return tensor
     # An element that is seen along a whole dimension (stride 0) is stored once.
     few = tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)]
@@ -218,6 +219,31 @@ def _is_view(node: Node) -> bool:
     return schema is not None and any(argument.alias_info is not None for argument in schema.arguments)
 
 
+def with_decided_sizes(graph: Graph) -> tuple[Graph, Callable[[SizeLike], SizeLike]]:
+    """The graph with one name for every product of sizes of which its inputs show the product alone, and what gives a size
+    its new name. Models flatten batch and length before a product, and what comes after may never meet the two apart."""
+    shown = [size for number in graph.inputs for size in graph.nodes[number].shape]
+    missing = names_of(shown) - decided(shown)
+    products = {names for size in shown if isinstance(size, Size) for names in size.products() if missing & set(names)}
+
+    def change(size: SizeLike) -> SizeLike:
+        for names in sorted(products, key=len, reverse=True):
+            size = size.joined(names, "_".join(names)) if isinstance(size, Size) else size
+        return size
+
+    made = resized(graph, change) if products else graph
+    shown = [size for number in made.inputs for size in made.nodes[number].shape]
+    used = [
+        size
+        for _, node in made
+        for _, value in node.attrs
+        for size in (value if isinstance(value, tuple) else (value,))
+    ]
+    if (made.sizes | names_of(used)) - decided(shown):
+        raise Untraceable("sizes that do not follow from those of the inputs")
+    return made, change
+
+
 _found: dict[tuple[Any, ...], Found] = {}
 _lock = threading.Lock()
 
@@ -227,16 +253,22 @@ class Region(torch.nn.Module):
 
     def __init__(self, plain: GraphModule, graph: Graph, patience: Patience) -> None:
         super().__init__()
-        self.plain, self.kernel_graph, self._patience = plain, graph, patience
+        self.plain, self._patience = plain, patience
         returned = next(node for node in plain.graph.nodes if node.op == "output").args[0]
         self._single = not isinstance(returned, (list, tuple))
         results = [returned] if self._single else returned
-        self._strides = [one.meta["val"].stride() for one in results]
+        self.kernel_graph, change = with_decided_sizes(graph)
+        self._strides = [[change(size_of(step)) for step in one.meta["val"].stride()] for one in results]
+        if not {name for steps in self._strides for name in names_of(steps)} <= self.kernel_graph.sizes:
+            raise Untraceable("strides that do not follow from the sizes of the inputs")
         self._copied = [_is_copy_of_an_input(one) for one in results]
         self._chosen: dict[tuple[Any, ...], Found] = {}
         self._by_magnitude: dict[tuple[Any, ...], Found] = {}
         # torch.compile calls a graph without named sizes with one kind of inputs.
-        self._is_fixed = not any(names_of(graph.nodes[number].shape) for number in graph.inputs)
+        self._is_fixed = not self.kernel_graph.sizes
+        self._steps: dict[
+            tuple[Any, ...], list[tuple[int, ...]]
+        ] = {}  # the strides of results, by what was called with
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         key = () if self._is_fixed else (inputs[0].device, *[tensor.shape for tensor in inputs])
@@ -244,11 +276,15 @@ class Region(torch.nn.Module):
         if found is None:
             if len(self._chosen) >= MOST_SIZES:
                 self._chosen.clear()
+                self._steps.clear()
             found = self._chosen[key] = self._found_for(inputs)
+            if found.program is not None:
+                known = reference.sizes_of(self.kernel_graph, inputs)
+                self._steps[key] = [shape_at(steps, known) for steps in self._strides]
         if found.program is None:
             return self.plain(*inputs)
         # What comes after was compiled, or is written, for the strides that torch's own ops would have given.
-        made = [_laid_out(one, stride) for one, stride in zip(found.program(inputs), self._strides, strict=True)]
+        made = [_laid_out(one, stride) for one, stride in zip(found.program(inputs), self._steps[key], strict=True)]
         # A graph has no copies: what it returns of an input is that input, which may be written to afterwards.
         made = [one.clone() if copied else one for one, copied in zip(made, self._copied, strict=True)]
         return made[0] if self._single else made
@@ -258,6 +294,8 @@ class Region(torch.nn.Module):
 
         Kernels take named sizes as arguments. For a size that it was not searched with a program is checked, not timed.
         """
+        if any(tensor.device != inputs[0].device for tensor in inputs) or not all(tensor.numel() for tensor in inputs):
+            return Found(None, None, why="tensors on several devices, or empty ones")
         known = reference.sizes_of(self.kernel_graph, inputs)
         if not known:
             return self._search(inputs)
@@ -267,7 +305,7 @@ class Region(torch.nn.Module):
             found = self._by_magnitude[magnitude] = self._search(inputs)
         elif found.program is not None:
             try:
-                with torch.no_grad():
+                with torch.no_grad(), unobserved():
                     poisoned = partial(found.program, poison=True)
                     verify.check(self.kernel_graph, known, poisoned, inputs[0].device, ("normal",))
             except Exception as exc:  # noqa: BLE001  (whatever it is, torch computes these sizes)
@@ -282,8 +320,6 @@ class Region(torch.nn.Module):
     def _search(self, inputs: Sequence[torch.Tensor]) -> Found:
         device = inputs[0].device
         known = reference.sizes_of(self.kernel_graph, inputs)
-        if any(tensor.device != device for tensor in inputs) or not all(tensor.numel() for tensor in inputs):
-            return Found(None, None, why="tensors on several devices, or empty ones")
         strides = [tensor.stride() for tensor in inputs]
         kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from anytorch import logs, settings
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.devices.stopwatch import stopwatch_of
+from anytorch.graph.clock import unobserved
 
 log = logs.logger(__name__)
 
@@ -95,7 +96,7 @@ class Faster:
         kept: dict[str, Any] = {"devices": []}
         if device.type != "cpu":
             kept = {"devices": [device.index or 0], "device_type": device.type}
-        with torch.random.fork_rng(**kept):
+        with unobserved(), torch.random.fork_rng(**kept):
             for run in sides.values():  # what is compiled at the first call is compiled now
                 _step(run, inputs, changed)
             for number in range(ROUNDS):

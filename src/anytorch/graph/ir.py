@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -109,6 +109,20 @@ class Graph:
                 raise
             raise GraphError(f"damaged kernel graph: {type(exc).__name__}: {exc}") from exc
         return builder.graph(outputs)
+
+
+def resized(graph: Graph, change: Callable[[Size], SizeLike]) -> Graph:
+    """The graph with its named sizes changed."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(changed, value))
+        return change(value) if isinstance(value, Size) else value
+
+    builder = Builder()
+    for _, node in graph:
+        builder.add(node.op, *node.args, **{name: changed(value) for name, value in node.attrs})
+    return builder.graph(graph.outputs)
 
 
 class Builder:

@@ -9,7 +9,7 @@ views cost nothing, and the parts of a group that compute the same thing are one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -146,6 +146,11 @@ class Kernel:
                 if expr.reduction:
                     found.setdefault(expr.reduction)
         return tuple(found)
+
+    @cached_property
+    def texts(self) -> dict[Hashable, str]:
+        """What an emitter has written of it, by how it was cut."""
+        return {}
 
     def __str__(self) -> str:
         axes = ", ".join(f"{axis}<{self.extents[axis]}" for axis in self.axes)

@@ -27,7 +27,7 @@ from anytorch.errors import WrongAnswer
 from anytorch.graph import field as finite_field
 from anytorch.graph import handwritten, racing, verify
 from anytorch.graph.backs import Back, back_of
-from anytorch.graph.clock import Clock
+from anytorch.graph.clock import Clock, unobserved
 from anytorch.graph.emit.schedule import Schedule
 from anytorch.graph.ir import Graph
 from anytorch.graph.loops import Kernel
@@ -149,6 +149,16 @@ class Search:
 
     def run(self) -> Found:
         """Recall or search. Ctrl-C ends the search with the best found so far."""
+        with unobserved():
+            try:
+                return self._run()
+            except (
+                IndexError
+            ) as exc:  # of torch's own ops: ids that the graph computes itself, of inputs that were made up
+                log.info("the graph runs op by op through torch: made inputs lead beyond a table (%s)", exc)
+                return Found(None, None, why="on made inputs an index that it computes is beyond its table")
+
+    def _run(self) -> Found:
         back, why = back_of(self.device)
         if back is None:
             _say_once(why)
@@ -165,6 +175,7 @@ class Search:
         self.digests.clear()
         self.kernels.clear()
         budget_s = self.time_limit_s
+        verify.lookups(self.graph, self.known, self.device)
         try:
             by_hand = list(self._by_hand(back, self._winners(back, refused)))
             ready = [
@@ -305,7 +316,7 @@ class Search:
             if (known := recall(asked, budget_s=0.0)) is not None:
                 self.kernels.append(known)
         else:
-            schedules = {one.name: one for one in back.candidates(kernel, self.known)[: self._most()]}
+            schedules = {one.name: one for one in back.candidates(kernel, self.known, self._most())}
             schedule = schedules[self._tuned(back, cut, group, kernel, schedules, asked)]
         return Step(group, kernel, back.prepare(kernel, schedule), schedule.name, back.render(kernel, schedule))
 

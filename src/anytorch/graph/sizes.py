@@ -9,7 +9,7 @@ A known size is a plain int, so a graph of static shapes never meets this class.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, Union
 
@@ -61,6 +61,22 @@ class Size:
     def renamed(self, names: Mapping[str, str]) -> Size:
         """The same with other names: `names` gives the new one for each old one."""
         return Size({tuple(sorted(names[name] for name in term)): count for term, count in self._terms})
+
+    def products(self) -> Iterator[Monomial]:
+        """The products of several names in it."""
+        yield from (names for names, _ in self._terms if len(names) > 1)
+
+    def joined(self, factors: Monomial, name: str) -> Size:
+        """The same with one name for a product of names, wherever that is a factor."""
+        terms: dict[Monomial, int] = {}
+        for names, count in self._terms:
+            left = list(names)
+            if all(left.count(one) >= factors.count(one) for one in factors):
+                for one in factors:
+                    left.remove(one)
+                left.append(name)
+            terms[tuple(sorted(left))] = count
+        return Size(terms)
 
     def __add__(self, other: SizeLike) -> SizeLike:
         terms = dict(self._terms)
@@ -161,6 +177,15 @@ def shape_at(shape: Iterable[SizeLike], known: Mapping[str, int]) -> tuple[int, 
 
 def names_of(shape: Iterable[SizeLike]) -> frozenset[str]:
     return frozenset(name for size in shape if isinstance(size, Size) for name in size.names)
+
+
+def decided(sizes: Iterable[SizeLike]) -> frozenset[str]:
+    """The names whose numbers follow from those of all these sizes, as `Size.solved` finds them."""
+    known: set[str] = set()
+    waiting = [size for size in sizes if isinstance(size, Size)]
+    while more := {name for size in waiting for name in size.solved(0, dict.fromkeys(known, 1))}:
+        known |= more
+    return frozenset(known)
 
 
 def row_major(shape: Sequence[SizeLike]) -> Shape:

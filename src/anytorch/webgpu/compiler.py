@@ -8,6 +8,7 @@ which nodes a region may have here, and which ops are taken apart before. `graph
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,11 @@ def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Any], **options
 
     While a tape records, ours is taken: kernels were chosen by the GPU's time, and a replay has no other.
     """
-    compiler = aot_autograd(fw_compiler=regions, decompositions=decompositions(), keep_inference_input_mutations=True)
+    compiler = aot_autograd(
+        fw_compiler=partial(regions, patience=kernel_graphs.Patience()),
+        decompositions=decompositions(),
+        keep_inference_input_mutations=True,
+    )
     return faster_of(module, compiler(module, list(inputs)), records=_is_recording)
 
 
@@ -42,10 +47,16 @@ def _is_recording() -> bool:
     return open_runtime().recorder is not None
 
 
-def regions(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+def regions(module: torch.fx.GraphModule, inputs: Sequence[Any], patience: kernel_graphs.Patience | None = None) -> Any:
     """The module with our kernels in place of what they compute."""
     return kernel_graphs.with_regions(
-        module, inputs, supports=is_supported, least=LEAST_OPS, joins=True, settle=with_any_strides
+        module,
+        inputs,
+        supports=is_supported,
+        least=LEAST_OPS,
+        joins=True,
+        settle=with_any_strides,
+        patience=patience,
     )
 
 

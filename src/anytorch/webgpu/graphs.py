@@ -32,13 +32,13 @@ def back() -> Back:
     return Back("wgsl", candidates, render, prepare, _nothing, splits=False, repeats=False, most_buffers=most)
 
 
-def candidates(kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
+def candidates(kernel: Kernel, known: Mapping[str, int], most: int | None = None) -> list[Schedule]:
     """Raises NotImplementedError for a kernel that this device's shaders cannot compute."""
     runtime = open_runtime()
-    most = int(runtime.limits[BINDS])
-    if len(kernel.buffers) > most:
-        raise NotImplementedError(f"{len(kernel.buffers)} buffers are more than this device binds at once, {most}")
-    return schedules(kernel, known, software=runtime.adapter.software, features=_features())
+    binds = int(runtime.limits[BINDS])
+    if len(kernel.buffers) > binds:
+        raise NotImplementedError(f"{len(kernel.buffers)} buffers are more than this device binds at once, {binds}")
+    return schedules(kernel, known, software=runtime.adapter.software, features=_features())[:most]
 
 
 def _features() -> frozenset[str]:

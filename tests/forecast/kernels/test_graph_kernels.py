@@ -30,7 +30,7 @@ refused = [sorted(by_hand.names(graph, "triton") & {name}) for graph in others]
 
 # A whole search, as on a device with Triton: the kernel is raced, wins because the test says so, and is recalled.
 triton = backs._triton(CPU)[0]
-one = replace(triton, candidates=lambda kernel, known: triton.candidates(kernel, known)[:1])
+one = replace(triton, candidates=lambda kernel, known, most: triton.candidates(kernel, known, 1))
 search.back_of = lambda device: (one, "")
 search.variants = lambda graph, back, plain=search.variants: list(plain(graph, back))[:1]
 racing.fastest = search.fastest = by_hand.wins

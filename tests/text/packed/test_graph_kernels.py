@@ -59,7 +59,7 @@ def test_they_are_no_candidates_without_a_compiler(monkeypatch: pytest.MonkeyPat
 def test_they_are_raced_without_being_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     back = search.back_of(CPU)[0]
     assert back is not None
-    one = replace(back, candidates=lambda kernel, known: back.candidates(kernel, known)[:1])
+    one = replace(back, candidates=lambda kernel, known, most: back.candidates(kernel, known, 1))
     monkeypatch.setattr(search, "back_of", lambda device: (one, ""))
     monkeypatch.setattr(search, "variants", lambda graph, back, plain=search.variants: list(plain(graph, back))[:1])
     for module in (racing, search):

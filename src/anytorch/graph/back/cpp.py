@@ -35,8 +35,8 @@ def machine() -> Machine:
     return Machine(torch.get_num_threads(), native.level().width // 4)
 
 
-def candidates(kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
-    return cpp_schedules.schedules(flattened(kernel), known, machine())
+def candidates(kernel: Kernel, known: Mapping[str, int], most: int | None = None) -> list[Schedule]:
+    return cpp_schedules.schedules(flattened(kernel), known, machine(), most)
 
 
 def considered(kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:

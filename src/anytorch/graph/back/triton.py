@@ -32,10 +32,12 @@ MOST_KERNELS = 256  # sizes and alignments that a kernel is kept for
 Launch = Callable[[Sequence[torch.Tensor], Mapping[str, int]], None]
 
 
-def candidates(device: torch.device, kernel: Kernel, known: Mapping[str, int]) -> list[Schedule]:
+def candidates(
+    device: torch.device, kernel: Kernel, known: Mapping[str, int], most: int | None = None
+) -> list[Schedule]:
     backend, index = locate(device)
     early = backend.caps(index).early_launches
-    return [replace(one, early=early) for one in schedules(kernel, known)]
+    return [replace(one, early=early) for one in schedules(kernel, known)[:most]]
 
 
 def _options(schedule: Schedule) -> dict[str, Any]:

@@ -26,7 +26,10 @@ Point = Mapping[str, int]  # which of the unrolled points of each axis
 
 def render(kernel: Kernel, schedule: Schedule) -> str:
     """The text of a source file with a C function: kernel(void** buffers, int64_t* sizes, int64_t begin, int64_t end)."""
-    return _Writer(kernel, schedule).text()
+    key = (schedule.name, tuple(sorted(schedule.chunks.items())))
+    if key not in kernel.texts:  # the search asks again and again, and a text takes 10 ms
+        kernel.texts[key] = _Writer(kernel, schedule).text()
+    return kernel.texts[key]
 
 
 def items(kernel: Kernel, schedule: Schedule, known: Mapping[str, int], width: int) -> int:

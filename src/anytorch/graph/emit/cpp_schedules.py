@@ -24,10 +24,12 @@ class Machine:
     registers: int = 16
 
 
-def schedules(kernel: Kernel, known: Mapping[str, int], machine: Machine) -> list[Schedule]:
-    """Schedules that can be written, without repetition; the last one, without vectors, always can."""
+def schedules(kernel: Kernel, known: Mapping[str, int], machine: Machine, most: int | None = None) -> list[Schedule]:
+    """Schedules that can be written, without repetition, or the first `most`; the last one, without vectors, always can."""
     found: dict[str, Schedule] = {}
     for one in considered(kernel, known, machine):
+        if len(found) == most:
+            break
         if one.name in found:
             continue
         try:
