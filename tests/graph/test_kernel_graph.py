@@ -406,3 +406,18 @@ def test_a_norms_weight_may_come_second() -> None:
     for norm, way in (("rms_norm", lambda f, x, w, b: f(x, w, b)), ("layer_norm", lambda f, x, w, b: f(x, w, b, b))):
         with pytest.raises(GraphError, match="has two weights"):
             keys(norm, way)
+
+
+def test_sizes_and_layouts_that_are_none_are_told() -> None:
+    g = new_kernel_graph(backend="cpu")
+    wrong_dims: tuple[Any, ...] = (3, "ab", None)
+    for dims in wrong_dims:
+        with pytest.raises(GraphError, match="pass a list or tuple of sizes"):
+            g.new_input(dims)
+    x = g.new_input(("b", 3), dtype="float32")
+    g.mark_output(g.exp(x))
+    with pytest.raises(GraphError, match="input 0 has layout sparse_coo"):
+        g(torch.eye(3).to_sparse())
+    for number in (-2, 2.5, "2", None):
+        with pytest.raises(GraphError, match="size b="):
+            g.superoptimize(sizes={"b": number})  # type: ignore[dict-item]

@@ -83,6 +83,11 @@ def check_inputs(graph: Graph, tensors: Sequence[Any], device: torch.device) -> 
             said += f" ({node['name']})"
         if not isinstance(tensor, torch.Tensor):
             raise GraphError(f"{said} is {type(tensor).__name__}, not a tensor")
+        if tensor.layout != torch.strided:
+            kind = str(tensor.layout).removeprefix("torch.")
+            raise GraphError(
+                f"{said} has layout {kind}; the graph wants an ordinary tensor", hint="pass it with .to_dense()"
+            )
         if str(tensor.dtype) != f"torch.{node.dtype}":
             raise GraphError(
                 f"{said} has dtype {str(tensor.dtype).removeprefix('torch.')}; the graph wants {node.dtype}",
@@ -127,6 +132,9 @@ def superoptimize(
             f"superoptimize: sizes without a number: {lacking}; unknown sizes: {odd}",
             hint=f"pass sizes={{{wanted}}}, or example tensors",
         )
+    for name, number in known.items():
+        if not isinstance(number, int) or not limits.COUNT_OR_NONE.holds(number):
+            raise GraphError(f"superoptimize: size {name}={number!r} is invalid: {limits.COUNT_OR_NONE.words}")
     with progress(verbose, time_limit_s) as tell:
         found = records.searched(Search(graph, known, device, time_limit_s, tell))
     owner._found[_key(known, device)] = found

@@ -127,6 +127,8 @@ class KernelGraph:
 
         With `strides` a tensor must have exactly these when the graph is called; without, any tensor of the shape will do.
         """
+        if isinstance(dims, str) or not isinstance(dims, Sequence):
+            raise GraphError(f"new_input: dims={dims!r} is invalid: pass a list or tuple of sizes")
         shape = tuple(self._size(size) for size in dims)
         given = None if strides is None else tuple(int(step) for step in strides)
         return self._made(self._builder.input(shape, _dtype(dtype), strides=given, name=name))
