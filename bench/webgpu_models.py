@@ -127,7 +127,7 @@ class Places(nn.Module):
 
 
 class UNet(nn.Module):
-    """Stable Diffusion 1.5's, of 859.5 million weights, for width 320 and levels (1, 2, 4, 4): attention in all but the last."""
+    """Stable Diffusion 1.5's, of 859.5 million weights, for width 320 and levels (1, 2, 4, 4); attention but in the last."""
 
     def __init__(self, width: int, levels: tuple[int, ...], context: int, heads: int) -> None:
         super().__init__()
