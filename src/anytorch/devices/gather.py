@@ -70,7 +70,7 @@ def gather(
 
         report = try_out(hardware, refresh=refresh)
     elif tried == "needed" and hardware.torch is not None:
-        log.debug("no child: with torch %s only the CPU could come of it", hardware.torch.version)
+        log.debug("no child process is started: torch %s supports the CPU only", hardware.torch.version)
         report = cpu_only_report(hardware)
     if tried != "never" and "torch" in sys.modules:
         values["dtype"] = chosen_dtype()

@@ -400,7 +400,7 @@ class Runtime:
     def _not_while_recording(self, what: str) -> None:
         if self.recorder is not None:
             raise UsageError(
-                f"{what} while a tape is recording would happen once, not at every replay",
+                f"{what} cannot be recorded on a tape: it would happen once, not at every replay",
                 hint="keep .item(), .cpu(), new tensors from the host and ops that run on the CPU out of the recorded part",
             )
 

@@ -143,7 +143,7 @@ def with_regions(
                 settle(inner)
                 count += 1
             except Untraceable as exc:
-                log.info("a region stays with ATen: %s", exc)
+                log.info("a region is left to ATen: %s", exc)
     settle(made)
     log.debug("a graph of %d nodes: %d regions", len(list(made.graph.nodes)), count)
     return make_boxed_func(changing(made.forward))
@@ -271,7 +271,7 @@ class Region(torch.nn.Module):
                     poisoned = partial(found.program, poison=True)
                     verify.check(self.kernel_graph, known, poisoned, inputs[0].device, ("normal",))
             except Exception as exc:  # noqa: BLE001  (whatever it is, torch computes these sizes)
-                log.info("a region runs as it was with %s: %s", known, exc)
+                log.info("a region runs uncompiled for the sizes %s: %s", known, exc)
                 return Found(None, None, why=str(exc))
         return found
 

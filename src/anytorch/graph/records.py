@@ -109,7 +109,7 @@ class Record:
         verdict = Verdict.from_json(body["verdict"])
         sizes = verdict.question.facts.get("sizes", {})
         if not isinstance(sizes, dict) or not all(type(size) is int and abs(size) < LARGEST for size in sizes.values()):
-            raise TypeError("sizes that are none")
+            raise TypeError("sizes that are not whole numbers, or too large")
         return checked(cls(**named, verdict=verdict, steps=steps, kernel_keys=tuple(body["kernel_keys"])))
 
 

@@ -261,7 +261,7 @@ class Search:
         """A variant as a program, every kernel with its best schedule, or with those of another time."""
         cut = self._cut(back, variant)
         if then is not None and len(then) != len(cut.groups):
-            raise WrongAnswer("it has other kernels than it had")
+            raise WrongAnswer("the number of its kernels has changed")
         steps, took_s = [], 0.0
         for group, name in zip(cut.groups, then or [""] * len(cut.groups), strict=True):
             count = len(self.kernels)
@@ -301,7 +301,7 @@ class Search:
         if then:
             schedule = back.schedule(kernel, self.known, then)
             if schedule is None:
-                raise WrongAnswer(f"a kernel cannot be cut as it was: {then}")
+                raise WrongAnswer(f"the schedule that was stored for a kernel does not fit: {then}")
             if (known := recall(asked, budget_s=0.0)) is not None:
                 self.kernels.append(known)
         else:

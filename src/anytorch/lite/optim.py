@@ -46,7 +46,7 @@ class Optimizer:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         if len(saved["state"]) != len(self.parameters):
-            raise UsageError(f"the state is of {len(saved['state'])} parameters, there are {len(self.parameters)}")
+            raise UsageError(f"the state has {len(saved['state'])} parameters, the optimiser {len(self.parameters)}")
         self.steps, self.lr = saved["steps"], saved["lr"]
         self.state = [{name: np.array(value) for name, value in state.items()} for state in saved["state"]]
 

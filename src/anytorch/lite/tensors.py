@@ -151,7 +151,7 @@ class CustomTensor(Base):
 
     def __len__(self) -> int:
         if not self.data.ndim:
-            raise TypeError("len() of a tensor without dimensions")
+            raise TypeError("len() of a tensor without dimensions is undefined")
         return int(self.data.shape[0])
 
     def __iter__(self) -> Iterator[CustomTensor]:
@@ -176,7 +176,7 @@ class CustomTensor(Base):
     def numpy(self) -> Array:
         """The numbers as a NumPy array: the same memory on the host, a copy from the GPU."""
         if self.requires_grad:
-            raise UsageError(".numpy() of a tensor that requires gradients", hint="use .detach().numpy()")
+            raise UsageError(".numpy() does not work on a tensor that requires gradients", hint="use .detach().numpy()")
         return np.asarray(self.data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

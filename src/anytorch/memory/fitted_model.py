@@ -70,7 +70,7 @@ class Fitted(FittedState):
     @property
     def model(self) -> nn.Module:
         model = self._model()
-        assert model is not None, "the model is gone"
+        assert model is not None, "the model was deleted"
         return model
 
     # --- setting up ------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def fit(
         _spread(model, devices, device_budget, blocks, reserve)
         return model
     if isinstance(device_budget, Sequence) and not isinstance(device_budget, str):
-        raise UsageError("several budgets are for several cards", hint="name them with devices=[…]")
+        raise UsageError("device_budget is a list, but only one card is used", hint="name the cards with devices=[…]")
     tiers = create_tiers(
         device,
         device_budget=device_budget,
@@ -106,7 +106,7 @@ def _spread(
     reserve: Size,
 ) -> None:
     if blocks == LEAVES:
-        raise UsageError('blocks="leaves" is for streaming; name modules, or leave it out')
+        raise UsageError('blocks="leaves" works with one device only; name modules, or leave it out')
     names = (blocks,) if isinstance(blocks, str) else blocks
     spread(model, devices, budgets, blocks=names, reserve=parse_nbytes(reserve, "reserve"), handle=HANDLE)
 

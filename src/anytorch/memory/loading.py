@@ -78,7 +78,7 @@ def build(source: str | Path | Callable[[], nn.Module], weights: str | Path | No
     with parameters_on_meta():
         if callable(source):
             if weights is None:
-                raise UsageError("weights= must name the checkpoint of a module made by a function or class")
+                raise UsageError("weights= is missing: a module made by a function or class needs its checkpoint")
             model, checkpoint = source(), Path(weights)
         else:
             checkpoint = Path(weights or source)

@@ -106,7 +106,7 @@ def save_training(
     found = checkpoints(root)
     if found and found[-1] != target:
         log.warning(
-            "%s holds %s, of a later step than the one just saved: it is the one that resuming takes. "
+            "%s holds %s, of a later step than the one just saved: resuming would start from that one. "
             "Name another folder for another run, or remove it",
             root, found[-1].name,
         )  # fmt: skip

@@ -137,7 +137,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         parameter.grad = None
         if block in self._early:
             raise UsageError(
-                f"{path} was updated when the last backward was through with it, and now has another gradient",
+                f"{path} got another gradient after the optimizer had already updated it in this step",
                 hint="call every backward but the last of a step within `with optimizer.accumulate():`; after a backward "
                 "that was broken off go back to the last checkpoint (anytorch.memory.resume_training)",
             )
@@ -268,10 +268,10 @@ class TieredOptimizer(torch.optim.Optimizer):
         try:
             self.wait()
         except ModelError as exc:
-            log.warning("%s: it is given up, as the weights go back to a checkpoint", exc.message)
+            log.warning("%s: ignored, because the weights are reset to a checkpoint", exc.message)
         self.zero_grad()
         self._begin_anew()
-        self._half_done = "resuming was broken off, so some weights are the checkpoint's and others are not"
+        self._half_done = "resuming was interrupted, so only some weights are those of the checkpoint"
         yield
         self._half_done = ""
 

@@ -59,7 +59,7 @@ def refusal(library: Path) -> str:
         if _whole.get(library) == (status.st_ino, status.st_mtime_ns):
             return ""
         if hash_of(library).read_text(errors="replace").strip() != _digest(library):
-            return "it is not as it was built"
+            return "it was changed after it was built"
     except FileNotFoundError:
         return NO_HASH
     except OSError as exc:
@@ -101,7 +101,7 @@ def _not_ours(status: os.stat_result, what: str, folder: Path) -> str:
     if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
         return ""
     others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and status.st_gid not in _groups())
-    return f"{what} can be written by others (ANYTORCH_TRUST_CACHE=1 loads it all the same)" if others else ""
+    return f"{what} can be written by others (ANYTORCH_TRUST_CACHE=1 loads it anyway)" if others else ""
 
 
 def _owner_of_new(folder: Path) -> int | None:

@@ -150,7 +150,7 @@ class Threads:
     def _order(self, job: Job) -> None:
         with self._changed:
             if len(self._waiting) >= self._most_waiting:
-                raise _refused(job, f"{len(self._waiting)} wait for a thread already")
+                raise _refused(job, f"{len(self._waiting)} requests already wait for a thread")
             self._waiting.append(job)
             self._changed.notify()
             # One that was woken is idle until it has taken its work.

@@ -67,8 +67,8 @@ def cpu_quota(facts: Facts) -> Iterator[Finding]:
     "The container may use less memory than the machine shows",
     symptom="The process is killed (exit status 137) while `free` still shows plenty.",
     evidence="The cgroup memory limit (`memory.max`, `memory.limit_in_bytes`) against MemTotal. A limit is usually "
-    "meant, so this is a note; it is a warning where the limit is below the 2 GiB that the CPU is documented with.",
-    fix="Nothing, if the limit is meant: anytorch plans with it. To raise it: `docker run --memory 32g …`.",
+    "intended, so this is a note; it is a warning where the limit is below the 2 GiB that the CPU is documented with.",
+    fix="Nothing, if the limit is intended: anytorch plans within it. To raise it: `docker run --memory 32g …`.",
     background="https://github.com/giampaolo/psutil/issues/2100 https://github.com/Comfy-Org/ComfyUI/pull/15272",
 )
 def memory_limit(facts: Facts) -> Iterator[Finding]:

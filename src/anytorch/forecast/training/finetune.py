@@ -280,7 +280,7 @@ def _train(
             run.folder.load(run.fingerprint, "cpu", mmap=True)
             resume = True
         except InputError as exc:
-            log.warning("%s: it is discarded, and this run starts over", exc.message)
+            log.warning("%s: the earlier run is discarded, and training starts over", exc.message)
             resume = False
         processes.wait()  # all have looked: now the first may forget it
     return run.train(resume=resume, progress=progress)

@@ -69,7 +69,7 @@ def kept_of(layer: Any) -> KeptOfLayer:
     kind, most = type(layer), 1
     states: tuple[State, ...] = ()
     if kind not in (GrowingLayer, SlidingLayer, StateLayer, BothLayer):
-        raise ModelError(f"it keeps its tokens in a {kind.__name__}, which no step here knows")
+        raise ModelError(f"it keeps its tokens in a {kind.__name__}, which is not supported")
     if kind in (StateLayer, BothLayer):
         found = [(name, *one) for name in STATES for one in getattr(layer, name).items() if one[1] is not None]
         states = tuple(State(name, number, tuple(one.shape[1:]), one.dtype) for name, number, one in found)
