@@ -163,7 +163,7 @@ def joined(module: GraphModule, partitions: Sequence[Partition]) -> list[Partiti
         return {owner[user] for node in nodes for user in node.users} - {one}
 
     def lies_between(first: Partition, second: Partition) -> bool:
-        """Does a way lead from the first out to something else and into the second?"""
+        """Whether a path leads from the first, through some other node, into the second."""
         waiting = list(following(first) - {second})
         seen: set[Partition | Node] = set()
         while waiting:
@@ -203,7 +203,7 @@ COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.o
 
 
 def _is_copy_of_an_input(node: Node) -> bool:
-    """Is it an input that was copied, and maybe looked at through views?"""
+    """Whether it is a copied input, maybe seen through views."""
     copied = False
     while isinstance(node, Node) and node.op == "call_function" and node.args and isinstance(node.args[0], Node):
         copied |= node.target in COPIES

@@ -148,7 +148,7 @@ def _keep(graph: Graph, known: Mapping[str, int], found: Found, verdict: Verdict
 
 
 def _is_true(record: Record | None, found: Found, verdict: Verdict) -> bool:
-    """Does the record say what was found now?"""
+    """Whether the record says what was found now."""
     if record is None or record.verdict.when != verdict.when:
         return False
     steps = () if found.program is None else found.program.steps

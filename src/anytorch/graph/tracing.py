@@ -446,7 +446,7 @@ def traced(module: GraphModule) -> Graph:
 
 
 def is_traceable(node: FxNode) -> bool:
-    """Can this node be part of a kernel graph, whatever stands around it?"""
+    """Whether this node can be part of a kernel graph, whatever stands around it."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
