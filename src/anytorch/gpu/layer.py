@@ -66,7 +66,7 @@ class MatrixShape:
     a: str
     b: str
     c: str
-    scope: str  # who shares a matrix
+    scope: str  # which invocations share a matrix
     invocations: int = 0  # of a workgroup, where that shares it; then m, n and k are granularities
 
 
@@ -179,7 +179,7 @@ def _add(name: str, value: str) -> None:
 
 
 def _adds_paths() -> bool:
-    """Does the Vulkan loader know VK_ADD_LAYER_PATH? Told by its version."""
+    """Whether the Vulkan loader knows VK_ADD_LAYER_PATH. Told by its version."""
     number = ctypes.c_uint32(0)
     try:
         loader = ctypes.CDLL("vulkan-1.dll" if sys.platform == "win32" else "libvulkan.so.1")
