@@ -62,7 +62,7 @@ def allowed(length: int, window: int, causal: bool, device: torch.device) -> Ten
 
 
 class Ends:
-    """Texts end to end: `starts` [rows + 1] holds where each begins, int32. Tokens after the last text belong to nobody."""
+    """Texts end to end: `starts` [rows + 1] holds where each begins, int32. Tokens after the last text belong to no text."""
 
     def __init__(self, starts: Tensor, tokens: int, longest: int) -> None:
         self.starts, self.tokens, self.longest = starts, tokens, longest

@@ -4,7 +4,7 @@ Of a layer is kept what its kind needs, for every row:
 
 - full attention: keys and values of all places;
 - a sliding window: those of the last so many, each token's in place of the one that left the window;
-- a state (Mamba and its kin, convolutions): the state before the step and the one after it, so that a step may be run again.
+- a state (Mamba, convolutions): the state before the step and the one after it, so that a step may be run again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class KeptOfLayer:
 
 
 def kept_of(layer: Any) -> KeptOfLayer:
-    """What to keep for a layer like this one, which has read a prompt. Raises ModelError for kinds nobody here knows."""
+    """What to keep for a layer like this one, which has read a prompt. Raises ModelError for unknown kinds."""
     kind, most = type(layer), 1
     states: tuple[State, ...] = ()
     if kind not in (GrowingLayer, SlidingLayer, StateLayer, BothLayer):

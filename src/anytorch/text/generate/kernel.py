@@ -285,7 +285,7 @@ class KernelRows:
         return True
 
     def _made_room(self, rows: int, positions: int) -> bool:
-        """Is there a kernel of so many rows and positions, or was one made?"""
+        """Whether there is a kernel of so many rows and positions, or one was made."""
         had = self._kernel
         if had is not None and had.rows >= rows and had.positions >= positions:
             return True

@@ -96,7 +96,7 @@ class Stepped:
 
     @property
     def mixes(self) -> bool:
-        """Are there experts that can be computed in another way than the model's own?"""
+        """Whether there are experts that can be computed in another way than the model's own."""
         return bool(getattr(self.forward.model, "_can_set_experts_implementation", bool)())
 
     @contextmanager
