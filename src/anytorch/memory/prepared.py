@@ -103,7 +103,7 @@ class Prepared:
         return any(id(part) in modules for part in self.parts) or self.packed_layers_of(modules)
 
     def packed_layers_of(self, modules: AbstractSet[int]) -> bool:
-        """Are layers that wait here while packed ones stand in their places among these?"""
+        """Whether any of these is a layer that waits here while a packed one stands in its place."""
         return self._originals is not None and self._originals.keeps_layers_of(modules)
 
     def unpack(self) -> None:
@@ -339,7 +339,7 @@ class Prepared:
         self.step("streamed", what, unfit, self._cannot_bring_back)
 
     def _cannot_bring_back(self, parts: list[nn.Module]) -> None:
-        """Where weights stream is the whole model's knowledge."""
+        """Warn that weights are lost: only the whole model knew where they stream from."""
         log.warning(
             "mode %s: the weights of %d parts of a streamed %s were freed with it; keep it while its parts are used",
             self.mode.name, len(parts), self.name,
