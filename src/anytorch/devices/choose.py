@@ -153,7 +153,7 @@ def fallbacks_to(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def warn_fallback(message: str, reasons: Sequence[str] = ()) -> None:
-    """Issue a DeviceFallbackWarning that points at the user's code, or tell who has asked for it (`fallbacks_to`)."""
+    """Issue a DeviceFallbackWarning that points at the user's code, or pass it to the function given to `fallbacks_to`."""
     tell = _fallbacks.get()
     if tell is not None:
         tell(message)

@@ -45,7 +45,7 @@ class PredictorPool:
     ) -> list[Any]:
         """`KronosPredictor.predict_batch`, shared out among the devices; the answers come in the order of the series.
 
-        With a `seed` the series are not shared out: the draws of a batch depend on who is in it.
+        With a `seed` the series are not shared out: the draws of a batch depend on which series are in it.
         """
         if not isinstance(df_list, (list, tuple)):
             raise InputError(f"df_list is a {type(df_list).__name__}, not a list or a tuple of tables")

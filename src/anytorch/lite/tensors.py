@@ -26,7 +26,7 @@ def operand(beside: CustomTensor, value: Any) -> CustomTensor | Scalar:
 
 
 def operator(ufunc: Any, general: Callable[..., CustomTensor]) -> Operator:
-    """`a + b` and its like: straight to NumPy where no gradient is wanted and the types agree, else through `general`.
+    """Operators such as `a + b`: straight to NumPy where no gradient is wanted and the types agree, else through `general`.
 
     Of the time to add two small tensors most goes to what surrounds the addition, so this is written for few steps; a test
     counts them.
@@ -56,7 +56,7 @@ def beside(general: Callable[..., CustomTensor]) -> Operator:
 
 
 def reflected(general: Callable[..., CustomTensor]) -> Operator:
-    """`2 - tensor` and its like."""
+    """`2 - tensor` and similar operators."""
     return lambda self, other: general(operand(self, other), self)
 
 

@@ -1,4 +1,4 @@
-"""Candidates compiled by threads, beside the work that will use them: nobody waits for a compiler."""
+"""Candidates compiled by threads, beside the work that will use them, which does not wait for the compiler."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def refusing(what: str, do: str) -> Callable[..., Any]:
 
 
 def missing_package(name: str) -> ModuleNotFoundError:
-    """The error for `import cupy` and its like, where Python has no such package. Programs may catch it as always."""
+    """The error for `import cupy` and similar imports, where Python has no such package. Programs may catch it as always."""
     top = name.partition(".")[0]
     line = ledger.refuse(f"import {name}")
     at = f"{line}: " if line else ""

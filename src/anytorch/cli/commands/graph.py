@@ -226,7 +226,7 @@ def clear(options: argparse.Namespace, output: Output) -> int:
 
 
 def agreed(count: int, output: Output) -> bool:
-    """Ask on the terminal. Raises UsageError where nobody can answer."""
+    """True if the user confirms on the terminal. Raises UsageError without a terminal."""
     if output.json or not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         raise UsageError(
             "`anytorch graph clear` without a KEY forgets every searched graph, and asks first, which needs a terminal",

@@ -95,7 +95,7 @@ class BenchmarkReport:
 
 
 def from_json(data: Any) -> BenchmarkReport:
-    """The report that `as_json` made `data` of. Raises UsageError if it is none."""
+    """The report that `as_json` made `data` of. Raises UsageError if `data` is not a report."""
     try:
         if data["format"] != FORMAT:
             raise UsageError(f"a benchmark report of format {data['format']!r}; this anytorch reads {FORMAT}")

@@ -20,7 +20,7 @@ def too_small(backend: str, nbytes: int) -> bool:
 
 
 def planned_threads(facts: Facts) -> tuple[int | None, str]:
-    """How many threads torch will use and who says so; (None, "") when nobody does."""
+    """How many threads torch will use and what sets that number; (None, "") if nothing does."""
     for value, source in (
         (facts.settings.get("threads"), "the setting threads"),
         (child_fact(facts, "threads", int), "torch.get_num_threads()"),

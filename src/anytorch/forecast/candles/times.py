@@ -124,7 +124,7 @@ def _other_formats(text: Any, cells: Cells) -> tuple[Any, str]:
         layout, parsed = entry
         steps = parsed.diff().dropna().dt.total_seconds()
         backwards = not ((steps >= 0).all() or (steps <= 0).all())
-        foreign = layout.startswith("%m") != ("%p" in layout)  # who writes AM and PM writes the month first
+        foreign = layout.startswith("%m") != ("%p" in layout)  # files with AM and PM have the month first
         return backwards, float(steps.abs().median()) if len(steps) else 0.0, foreign
 
     layout, parsed = min(fitting, key=disorder)

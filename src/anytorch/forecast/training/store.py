@@ -101,7 +101,7 @@ def unread(path: Path, exc: OSError) -> UsageError:
 def read_state(path: Path, device: torch.device | str, mmap: bool) -> dict[str, Any]:
     """What a state's file holds. Raises ModelError for a damaged one; with `mmap` its tensors are not looked at.
 
-    Raises UsageError for one that cannot be read now: that is no damage, and may pass; who resumes must not start over.
+    Raises UsageError for one that cannot be read now: that is not damage, and may pass; the run must not start over.
     """
     try:
         if not mmap:

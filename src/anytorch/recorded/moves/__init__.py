@@ -46,7 +46,7 @@ def gather_texts(
 def gather_by_index(
     ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32], places: npt.NDArray[np.intp]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The same by NumPy: for callers who have more to do than to cut batches, and nothing compiled yet."""
+    """The same by NumPy: for callers that do much more than cut batches, while nothing is compiled yet."""
     lengths = starts[places + 1] - starts[places]
     begins = np.zeros(len(places) + 1, np.int32)
     np.cumsum(lengths, out=begins[1:])
