@@ -38,7 +38,7 @@ log = logs.logger(__name__)
 
 @dataclass(frozen=True)
 class Resolution:
-    """What became of a request. `.device` is a plain `torch.device`; the rest says why it is that one."""
+    """The device chosen for a request. `.device` is a plain `torch.device`; the rest says why it is that one."""
 
     requested: str
     chosen: Candidate

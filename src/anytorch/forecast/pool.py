@@ -22,8 +22,8 @@ PORTIONS = 3  # of the series for each device: the faster ones take more of them
 class PredictorPool:
     """Several predictors of one model behind the methods of one. Thread-safe.
 
-    `devices` names them, one process each; a name may come twice, and "cpu" with it. `options` are those of
-    `load_predictor`. A device that dies gives its series back: nothing is lost while one lives.
+    `devices` names them, one process each; a name may be given twice, and "cpu" beside others. `options` are those of
+    `load_predictor`. If a device's process dies, others take its series: nothing is lost while one runs.
     """
 
     def __init__(

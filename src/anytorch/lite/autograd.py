@@ -39,7 +39,7 @@ def no_grad() -> Iterator[None]:
 
 @contextmanager
 def enable_grad() -> Iterator[None]:
-    """Recording again, inside a `no_grad` block."""
+    """A context in which ops are recorded again, inside a `no_grad` block."""
     token = _enabled.set(True)
     try:
         yield

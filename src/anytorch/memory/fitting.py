@@ -55,8 +55,8 @@ def fit(
     computes. Budgets that are not given come from what is free. `reserve` is kept free of the device budget for
     activations, `host_reserve` of the host's (an optimizer works there); `compute_s` is how long one pass computes, for a
     better plan. `blocks` and `resident` name modules (patterns allowed) that move as one and that stay on the device;
-    blocks="leaves" moves every leaf module by itself: less memory passes weights on, and more of them stay, in a model
-    whose layers only call their children. `training` plans for forward and backward.
+    blocks="leaves" moves every leaf module by itself: that takes less memory for weights in transit, so that more of them
+    stay, but layers may only call their children. `training` plans for forward and backward.
     `rest_format` ("int8", "int4", "fp4", …: the names of `anytorch.quant`) lets the linear layers of blocks that are not
     resident rest in fewer bits, which is lossy. The model is left as it was if anything fails.
 
@@ -114,7 +114,7 @@ def _spread(
 def fitted(model: nn.Module) -> Fitted:
     """The handle of a fitted model: its plan, ledger, statistics, `save`, `unfit`. Raises UsageError if it is not fitted.
 
-    Of a model over several cards it is a `memory.spread.Spread`, which has `plan`, `explain` and `unfit` alone.
+    For a model over several cards it is a `memory.spread.Spread`, which has only `plan`, `explain` and `unfit`.
     """
     handle: Fitted | None = model.__dict__.get(HANDLE)
     if handle is None:

@@ -133,7 +133,7 @@ def resume_training(folder: str | Path, optimizer: TieredOptimizer) -> dict[str,
 
     Every file is compared with its checksum first. A damaged checkpoint is put aside as `damaged-step-…`, with a warning,
     and the one before it is used; where all are damaged, ModelError says so and nothing was changed. A step that is still
-    under way, or failed, is given up, and so are the gradients there are.
+    under way, or failed, is discarded with all gradients.
     """
     found = checkpoints(Path(folder))
     if not found:

@@ -53,10 +53,10 @@ class TieredOptimizer(torch.optim.Optimizer):
     `parameter.grad`, so that function cannot. Call `backward` several times before `step` to accumulate gradients.
 
     `overlap` lets blocks in host memory be updated beside the device's work, with the same result to the last bit:
-    None: a step is complete when it returns. "forward": `step` returns at once, and whoever needs a block next waits for
-    it. "backward": besides, a block that is computed again in backward (`activations(model, "checkpoint")`) is updated as
+    None: a step is complete when it returns. "forward": `step` returns at once, and a block is waited for when it is needed
+    next. "backward": besides, a block that is computed again in backward (`activations(model, "checkpoint")`) is updated as
     soon as backward is through with it. Then the first backward without `accumulate()` around it decides: a step can no
-    longer be left out, and clipping, which needs all gradients first, is refused.
+    longer be skipped, and clipping, which needs all gradients first, is refused.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         """Update every parameter that has a gradient. Blocks are done one after another, each complete before the next.
 
         Raises ModelError if that ends half way (a full disk, no memory), and at every step from then on, until the weights
-        are a checkpoint's again (`resume_training`): whoever tries it again would update some weights twice.
+        are a checkpoint's again (`resume_training`): repeating it would update some weights twice.
         """
         self.check_whole()
         loss = None

@@ -197,7 +197,7 @@ class Reader:
 def save(model: nn.Module, folder: str | Path) -> Path:
     """Write a model with packed layers to `folder`/model.safetensors, whole or not at all; returns the file.
 
-    Only tensors are stored. Whoever loads it builds the model first, by the same code that built this one.
+    Only tensors are stored. To load it, first build the model with the code that built this one.
     Raises OutputError, which names the file and the reason, if it cannot be written.
     """
     path = Path(folder) / FILE

@@ -128,7 +128,7 @@ def speaks() -> bool:
 
 
 def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) -> dict[str, Any]:
-    """Train one of the two, and say how it went; → the same for scripts."""
+    """Train the tokenizer or the predictor and print the outcome; → the same for scripts."""
     from dataclasses import asdict
 
     from anytorch.cli.requests import named_device

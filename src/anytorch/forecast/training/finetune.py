@@ -184,8 +184,8 @@ def finetune_tokenizer(
 
     `data`: paths, tables, or a dictionary of tables by name. `tokenizer`: a folder, a hub name, a module, or a
     dictionary of constructor arguments for a new one. A module is copied: yours stays as it is. `changes` are fields of
-    `TrainingPlan`. With `resume`, a run that was killed in the same `output` goes on where it was, and one with another plan
-    there is an error; "same" forgets that one and begins anew.
+    `TrainingPlan`. With `resume`, a run that was killed in the same `output` resumes where it was, and one with another plan
+    there is an error; "same" discards that one and starts over.
     """
     plan = replace(TOKENIZER_PLAN if plan is None else plan, **checked(changes))
     with world(device) as processes, own_random_numbers():

@@ -71,7 +71,7 @@ def scatter_rows(rows: npt.NDArray[Any], places: npt.NDArray[np.intp], out: npt.
 def _check(places: npt.NDArray[Any], count: int, what: str) -> None:
     """NumPy would count negative places from the end, and the library would not look at all."""
     if len(places) and not (int(places.min()) >= 0 and int(places.max()) < count):
-        raise IndexError(f"{what} {int(places.min())} to {int(places.max())} of {count}")
+        raise IndexError(f"{what} {int(places.min())} to {int(places.max())} are out of range: there are {count}")
 
 
 def _plain(array: npt.NDArray[Any], dtype: type[np.generic] | None = None) -> bool:

@@ -205,7 +205,7 @@ def check_pooling(pooling: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def pool(x: Tensor, layout: Layout, poolings: Sequence[str]) -> Tensor:
-    """x [tokens, width] → [rows, width × poolings] in float32. Rows that hold no text come out as anything."""
+    """x [tokens, width] → [rows, width × poolings] in float32. Rows without a text hold arbitrary values."""
     vectors = [pool_one(x, layout, name) for name in poolings]
     return vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)
 

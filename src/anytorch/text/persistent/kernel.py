@@ -44,7 +44,7 @@ def _texts(made: Rows) -> str:
 
 
 class PersistentKernel(Layers):
-    """Texts decoded to their end in one call. See `from_model`, or write the layers down yourself.
+    """Texts decoded to their end in one call. See `from_model`, or define the layers yourself.
 
     `meta_tensors`: [step, tokens] (or with num_new_tokens), or a dictionary with at least these: `tokens`, int64
     [rows, max_seq_length], has the prompts; `step`, int32 [rows], is the place of each row's last token. Keys and values of
@@ -52,8 +52,8 @@ class PersistentKernel(Layers):
     be read. A call writes what follows into `tokens`, up to `eos_token_id` or the end of the row, and moves `step`.
 
     `num_workers`: threads on a CPU; left out, or more than there are: as many as there are cores. A GPU has one worker on
-    each multiprocessor. `num_local_schedulers` and `num_remote_schedulers` are accepted: who computes what is fixed
-    before the first token, and nobody schedules. `world_size` is 1: a model over several cards is not supported.
+    each multiprocessor. `num_local_schedulers` and `num_remote_schedulers` are accepted, but have no effect: all work is
+    assigned before the first token. `world_size` is 1: a model over several cards is not supported.
 
     `spec_decode_config`: {"method": "promptlookup", "ngram_size": 3, "spec_length": 5}, or an object with these attributes:
     `generate` guesses that a text goes on as it did before after the same tokens, and reads a guess at once; the tokens are
