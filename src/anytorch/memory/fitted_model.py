@@ -38,7 +38,7 @@ HANDLE = "_anytorch_fitted"  # in the model's __dict__: the handle lives exactly
 
 
 class Fitted(FittedState):
-    """A fitted model at its blocks' homes. Owns the files, threads and memory; `unfit` (or the end of the process) gives them back."""
+    """A fitted model at its blocks' homes. Owns the files, threads and memory; `unfit` (or the process's end) frees them."""
 
     def __init__(
         self,

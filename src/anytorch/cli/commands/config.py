@@ -79,7 +79,7 @@ def shown(value: Any) -> str:
 
 
 def save(path: Path) -> Path:
-    """Write the settings that differ from their defaults, wherever they came from, and all tuned values; returns the file."""
+    """Write the settings that differ from their defaults, and all tuned values, to a file; returns its path."""
     chosen = {
         name: as_json(value.value)
         for name, setting in settings.SETTINGS.items()

@@ -22,7 +22,9 @@ def matmul(a: T, b: T) -> T:
     """Vectors, matrices and batches of matrices: (…, m, k) @ (…, k, n) → (…, m, n)."""
     x, y = a.data, b.data
     if x.dtype != y.dtype:
-        raise UsageError(f"matmul of {x.dtype} and {y.dtype} is invalid: types differ", hint="convert one: a.to(b.dtype) @ b")
+        raise UsageError(
+            f"matmul of {x.dtype} and {y.dtype} is invalid: types differ", hint="convert one: a.to(b.dtype) @ b"
+        )
     if x.ndim == 0 or y.ndim == 0 or x.shape[-1] != y.shape[0 if y.ndim == 1 else -2]:
         raise UsageError(f"matmul: the shapes {x.shape} and {y.shape} do not fit")
 
