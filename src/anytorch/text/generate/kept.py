@@ -159,12 +159,12 @@ class States:
             after[:rows].copy_(self._before[kind][:rows])
 
     def under_way(self, rows: Collection[int]) -> None:
-        """A step of these has been computed."""
+        """Note that a step of these rows has been computed."""
         if self._at:
             self._done = set(rows)
 
     def accept(self) -> None:
-        """The last step holds: the next one begins where it ended."""
+        """Keep the last step's states: the next step begins where it ended."""
         if not self._done:
             return
         self._accepted.copy_(torch.tensor([[row in self._done] for row in range(len(self._lengths))]))
