@@ -35,7 +35,10 @@ def drawn(shape: Sequence[int], seed: int, *, bias: bool) -> Weights:
 def kernel(name: str, channels: int, size: int, *, bias: bool) -> Weights:
     """A filter that treats every channel alike: (channels, channels, size, size), zero off the diagonal."""
     if size % 2 == 0:
-        raise InputError(f"the kernel {name!r} needs an odd kernel_size; {size} is even", hint="use an odd kernel_size")
+        raise InputError(
+            f"kernel_size {size} is invalid: the kernel {name!r} has no centre at an even size",
+            hint="use an odd kernel_size",
+        )
     middle = torch.zeros(size, size)
     middle[size // 2, size // 2] = 1
     blur = torch.full((size, size), 1 / size**2)

@@ -167,6 +167,6 @@ def in_zone(times: Any, timezone: str | None, lines: Sequence[int], column: str,
         row = int(np.flatnonzero(times.dt.tz_localize(timezone, ambiguous="NaT").isna())[0])
     raise cells.refused(
         row,
-        f"{times.iloc[row]} is ambiguous in {timezone}: it occurs twice, because the clocks go back there",
+        f"{times.iloc[row]} occurs twice in {timezone}, where the clocks go back: which one is meant is unknown",
         hint="write the offset with the times, such as 2024-10-27T02:00:00+02:00, or write them in UTC",
     )
