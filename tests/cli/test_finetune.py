@@ -130,7 +130,7 @@ def test_torchrun_tells_a_mistake_once() -> None:
         timeout=120,
         check=False,
     )
-    assert done.returncode != 0 and done.stderr.count("error: --patience -1") == 1, done.stderr
+    assert done.returncode != 0 and done.stderr.count("--patience -1: use a whole number") == 1, done.stderr
 
 
 @pytest.mark.parametrize("value", ["2024-13-45", "9" * 5000, "[" * 5000, "{", "*a", "2001-01-01 25:61:00"])
