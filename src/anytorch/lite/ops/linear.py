@@ -79,8 +79,8 @@ def embedding(indices: Base, weight: T) -> T:
     if where.dtype.kind not in "iu":
         raise UsageError(f"embedding needs whole numbers, got {where.dtype}", hint="CustomTensor(ids, dtype='int64')")
     if where.size and (where.min() < 0 or where.max() >= weight.data.shape[0]):
-        rows = weight.data.shape[0]
-        raise UsageError(f"embedding: numbers {where.min()} to {where.max()} are out of range: there are {rows} rows")
+        rows = f"rows 0 to {weight.data.shape[0] - 1}"
+        raise UsageError(f"embedding: numbers {where.min()} to {where.max()} are out of range: there are {rows}")
 
     def backward(g: Array) -> tuple[Array]:
         grad = np.zeros_like(weight.data)
