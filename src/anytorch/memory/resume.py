@@ -170,7 +170,7 @@ def newest_whole(found: Sequence[Path]) -> tuple[Path, dict[str, Any]]:
     told = "; ".join(f"{checkpoint}: {why}" for checkpoint, why in wrong.items())
     raise ModelError(
         f"no checkpoint can be resumed from: {told}",
-        hint="nothing was changed; restore a copy of it, or remove it to begin anew",
+        hint="nothing was changed; restore a copy of it, or remove it to start over",
     )
 
 

@@ -138,8 +138,8 @@ class TieredOptimizer(torch.optim.Optimizer):
         if block in self._early:
             raise UsageError(
                 f"{path} got another gradient after the optimizer had already updated it in this step",
-                hint="call every backward but the last of a step within `with optimizer.accumulate():`; after a backward "
-                "that was broken off go back to the last checkpoint (anytorch.memory.resume_training)",
+                hint="call every backward but the last of a step within `with optimizer.accumulate():`; after an "
+                "interrupted backward, go back to the last checkpoint (anytorch.memory.resume_training)",
             )
         self.gradients.add(block, path, gradient)
 

@@ -214,7 +214,7 @@ def save(model: nn.Module, folder: str | Path) -> Path:
         if name in own:
             continue
         if not isinstance(tensor, torch.Tensor):
-            raise ModelError(f"the state of the model holds {name}, which is no tensor and cannot be stored")
+            raise ModelError(f"the state of the model holds {name}, which is not a tensor and cannot be stored")
         place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
         if tensor.numel() and place in first:  # tied weights: stored once
             shared[name] = first[place]

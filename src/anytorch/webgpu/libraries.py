@@ -55,7 +55,7 @@ def _patched(change: Callable[[ModuleType], None]) -> Callable[[ModuleType], Non
         try:
             change(module)
         except (AttributeError, TypeError) as exc:  # another version of theirs
-            log.warning("%s is left as it is, and will not choose %s by itself: %s", module.__name__, NAME, exc)
+            log.warning("%s is not changed, and will not choose %s by itself: %s", module.__name__, NAME, exc)
 
     return tried
 
