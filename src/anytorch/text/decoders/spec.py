@@ -166,7 +166,7 @@ def _rotary(config: Mapping[str, Any], where: str) -> Rotary:
     most = config.get("max_position_embeddings") or 2048
     original = table.get("original_max_position_embeddings") or config.get("original_max_position_embeddings") or most
     if type(original) is not int or not 0 < original < 2**31:
-        raise ModelError(f"{where}: original_max_position_embeddings is {str(original)[:40]}", hint=DAMAGED)
+        raise ModelError(f"{where}: original_max_position_embeddings={str(original)[:40]} is invalid", hint=DAMAGED)
     if kind == "yarn" and table.get("factor") is None:
         factor = most / original
     return Rotary(

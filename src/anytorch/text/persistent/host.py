@@ -100,7 +100,7 @@ class HostKernel(Rows):
         return self._logits
 
     def _go_on(self, going: list[int], made: list[list[int]], tokens: int, ends: Collection[int]) -> None:
-        """In one call for all tokens."""
+        """Add the tokens of all rows, computed in one call."""
         begun = [row for row in range(self.rows) if self._tokens[row] >= 0]
         found = self._run(tokens - 1, ends)
         for row in begun:
