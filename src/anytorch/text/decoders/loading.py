@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from anytorch.safetensors_files import StoredTensor, check_layers, locate_tensor
 from anytorch.text.decoders.model import Decoder
 from anytorch.text.decoders.spec import DecoderSpec, read_spec
 
-PREFIX = "model."
+PREFIX, WORDS, HEAD = "model.", "embed_tokens.weight", "lm_head.weight"
 LINE = 64  # of a cache, in bytes
 COMPUTED = ("rotary_emb.inv_freq",)  # some files hold what follows from config.json
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -49,7 +50,7 @@ def load_decoder(
         decoder = Decoder(spec)
     wanted = dict(decoder.state_dict())
     if spec.tied:
-        del wanted["lm_head.weight"]
+        del wanted[HEAD]
     named = _named(folder, stored, wanted)
     chosen = _dtype(dtype, named)
     place = resolve(device).device
@@ -97,7 +98,8 @@ class Room:
 
 
 def spec_of(folder: Path) -> DecoderSpec:
-    """What the config.json of a folder says. Raises ModelError."""
+    """What a folder's config.json says. A stored head that differs from the table of words is the model's own even where
+    config.json ties them, as in transformers. Raises ModelError."""
     path = folder / "config.json"
     try:
         config: Any = parse_json(path.read_bytes())
@@ -107,7 +109,15 @@ def spec_of(folder: Path) -> DecoderSpec:
         raise ModelError(f"{path}: cannot be read: {exc}", hint="fetch it again") from exc
     if not isinstance(config, dict):
         raise ModelError(f"{path}: not a JSON object", hint="fetch it again")
-    return read_spec(config, str(path))
+    spec = read_spec(config, str(path))
+    return replace(spec, tied=False) if spec.tied and _has_own_head(locate_tensors(folder)) else spec
+
+
+def _has_own_head(stored: Mapping[str, StoredTensor]) -> bool:
+    head, table = stored.get(HEAD), stored.get(f"{PREFIX}{WORDS}", stored.get(WORDS))
+    if head is None or table is None:
+        return False
+    return head.code != table.code or not torch.equal(read_tensor(head), read_tensor(table))
 
 
 def _named(folder: Path, stored: dict[str, StoredTensor], wanted: dict[str, torch.Tensor]) -> dict[str, StoredTensor]:
@@ -126,7 +136,7 @@ def _named(folder: Path, stored: dict[str, StoredTensor], wanted: dict[str, torc
                 f"{found[name].path}: {name} is {list(found[name].shape)}; config.json asks for {list(parameter.shape)}",
                 hint="config.json and the weights are of different models",
             )
-    known = {*wanted, "lm_head.weight"}
+    known = {*wanted, HEAD}
     extra = [name for name in stored if name not in known and f"{PREFIX}{name}" not in known]
     extra = [name for name in extra if not name.endswith(COMPUTED)]
     if extra:

@@ -263,8 +263,9 @@ def load_packed_decoder(folder: Path, dtype: str, weights: str) -> tuple[Decoder
     """The decoder in a folder with its linear layers in panels alone: each is packed as it is read, so that no more than one
     is ever there in floats. Embeddings, norms and biases are of `dtype`. Raises ModelError, NativeUnavailable."""
     load_library()  # before anything is read: there may be no compiler
+    spec = spec_of(folder)
     with torch.device("meta"):
-        shapes = linear_shapes(Decoder(spec_of(folder)))
+        shapes = linear_shapes(Decoder(spec))
     packed = PackedWeights(shapes, weights)
 
     def taken(name: str, tensor: Tensor) -> bool:
@@ -272,9 +273,8 @@ def load_packed_decoder(folder: Path, dtype: str, weights: str) -> tuple[Decoder
         if layer in shapes and name.endswith(".weight"):
             packed.add(layer, tensor)
             return True
-        if layer == WORDS and tied:  # a tied head is packed, too, and the table stays for looking words up
+        if layer == WORDS and spec.tied:  # a tied head is packed, too, and the table stays for looking words up
             packed.add(HEAD, tensor)
         return False
 
-    tied = spec_of(folder).tied
     return load_decoder(folder, "cpu", dtype, taken=taken), packed
