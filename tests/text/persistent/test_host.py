@@ -253,5 +253,5 @@ def test_what_cannot_be_computed_is_refused() -> None:
     kernel.follow(0, 66)
     with pytest.raises(InputError, match="row 0 is full"):
         kernel.follow(0, 3)
-    with pytest.raises(InputError, match="2 prompts: there are 1 rows"):
+    with pytest.raises(InputError, match="2 prompts: there is room for 1"):
         kernel.generate([[1], [2]], 3)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from anytorch import large_pages
 from anytorch.devices.choose import resolve
@@ -65,6 +66,36 @@ def load_decoder(
             state[name] = tensor.to(place, chosen)
     decoder.load_state_dict(state, strict=False, assign=True)
     if spec.tied:
+        decoder.lm_head.weight = decoder.model.embed_tokens.weight
+    return decoder.requires_grad_(False).eval()
+
+
+def decoder_of(model: nn.Module) -> Decoder:
+    """The decoder that a model of transformers is, over the same weights. Raises ModelError for another kind of model."""
+    named, config = type(model).__name__, getattr(model, "config", None)
+    if config is None or not hasattr(config, "to_dict"):
+        raise ModelError(f"{named} has no config that says what it is", hint="pass a Hugging Face folder, or a Decoder")
+    spec, stored = read_spec(config.to_dict(), named), model.state_dict()
+    words = stored.get(f"{PREFIX}{WORDS}")
+    tied = words is not None and HEAD in stored and stored[HEAD].data_ptr() == words.data_ptr()
+    with torch.device("meta"):
+        decoder = Decoder(replace(spec, tied=tied))
+    wanted = decoder.state_dict()
+    differ = sorted(wanted.keys() ^ stored.keys())
+    differ += [name for name in wanted.keys() & stored.keys() if wanted[name].shape != stored[name].shape]
+    if differ:
+        raise ModelError(
+            f"{named} is not a {spec.family} as its config tells: {', '.join(differ[:3])} should be otherwise",
+            hint="it is a body without a head, or changed (adapters, packed layers): use anytorch.TextGenerator",
+        )
+    kinds = {(str(one.dtype), str(one.device)) for one in stored.values()}
+    if len(kinds) > 1:
+        raise ModelError(
+            f"the weights of {named} are {' and '.join(' on '.join(kind) for kind in sorted(kinds))}",
+            hint="put all of them on one device, in one dtype: model.to(device, dtype)",
+        )
+    decoder.load_state_dict(stored, assign=True)
+    if tied:
         decoder.lm_head.weight = decoder.model.embed_tokens.weight
     return decoder.requires_grad_(False).eval()
 
