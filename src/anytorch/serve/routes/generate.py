@@ -138,7 +138,8 @@ class Writing:
         asked = self._asked
         start = partial(
             model.generator.stream, self._prompt, max_tokens, given(asked.temperature), given(asked.top_p),
-            None if asked.top_k is None else max(0, asked.top_k), asked.stop, asked.seed, repetition_penalty=asked.repetition_penalty, timeout_s=self._deadline_s,
+            None if asked.top_k is None else max(0, asked.top_k), asked.stop, asked.seed,
+            repetition_penalty=asked.repetition_penalty, timeout_s=self._deadline_s,
         )  # fmt: skip
         making = asyncio.ensure_future(self._service.pools.prompts.run(start))
         try:
