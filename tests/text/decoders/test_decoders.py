@@ -136,7 +136,7 @@ def test_several_files_a_body_alone_and_files_of_earlier_years(tmp_path: Path) -
 LINEAR = {"type": "linear", "factor": 3.0}
 OTHER_WRITERS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int]] = {  # written, left out, the longest window
     "both tables": ("llama", {"rope_theta": 500.0, "rope_scaling": LINEAR}, (), 0),
-    "a first length beside the table": ("qwen2, yarn", {"original_max_position_embeddings": 32}, (), 0),
+    "a first length beside the table": ("qwen2, yarn", {"original_max_position_embeddings": 8}, (), 0),
     "no length": ("mistral", {}, ("max_position_embeddings",), 4096),
     "no window": ("mistral", {}, ("sliding_window",), 4096),
     "no first layer with a window": ("qwen2 with a window", {}, ("max_window_layers", "layer_types"), 0),
@@ -234,3 +234,19 @@ def test_gradients_are_transformers(tmp_path: Path) -> None:
     wanted = dict(theirs.named_parameters())
     for name, parameter in ours.named_parameters():
         torch.testing.assert_close(parameter.grad, wanted[name].grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("written", [{"original_max_position_embeddings": 16}, {}])
+def test_texts_are_as_long_as_yarn_stretches_a_first_length_that_is_told(
+    written: dict[str, Any], tmp_path: Path
+) -> None:
+    """Qwen's files leave max_position_embeddings at the first length."""
+    scaling = {"type": "yarn", "factor": 4.0, **written}
+    _theirs("qwen2").save_pretrained(tmp_path)
+    path, ids = tmp_path / "config.json", _ids(60 if written else 16)
+    config = {**json.loads(path.read_text()), "max_position_embeddings": 16, "rope_theta": 1e4, "rope_scaling": scaling}
+    path.write_text(json.dumps(config))
+    theirs, ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), anytorch.load_decoder(tmp_path)
+    assert ours.spec.max_positions == (64 if written else 16)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=2e-5, atol=2e-5)

@@ -378,3 +378,19 @@ def test_a_model_of_transformers_is_taken_with_its_weights(tied: bool) -> None:
     model.model.norm.to(torch.bfloat16)
     with pytest.raises(ModelError, match=r"torch\.bfloat16 on cpu and torch\.float32 on cpu"):
         PersistentKernel.from_model(model)
+
+
+def test_the_ends_of_a_model_are_those_of_its_files(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**CONFIG, eos_token_id=None)).eval()
+    whole = PersistentKernel.from_model(model, max_seq_length=32).generate([3, 1, 4], 12)
+    first, second = whole[5], whole[8]
+    model.generation_config.eos_token_id = [59, first]
+    model.save_pretrained(tmp_path)
+    for given in (model, tmp_path, str(tmp_path)):
+        kernel = PersistentKernel.from_model(given, max_seq_length=32)
+        assert kernel.generate([3, 1, 4], 12) == whole[: whole.index(first)]
+        assert kernel.generate([3, 1, 4], 12, ends=()) == whole
+    asked = PersistentKernel.from_model(tmp_path, max_seq_length=32, eos_token_id=second)
+    assert asked.generate([3, 1, 4], 12) == whole[: whole.index(second)]

@@ -131,17 +131,37 @@ class Room:
 def spec_of(folder: Path) -> DecoderSpec:
     """What a folder's config.json says. A stored head that differs from the table of words is the model's own even where
     config.json ties them, as in transformers. Raises ModelError."""
+    spec = read_spec(read_config(folder), str(folder / "config.json"))
+    return replace(spec, tied=False) if spec.tied and _has_own_head(locate_tensors(folder)) else spec
+
+
+def ends_of(model: nn.Module | Path) -> Any:
+    """The eos_token_id of a folder's files, or of a model of transformers: one, several or None."""
+    if isinstance(model, nn.Module):
+        told = [getattr(model, name, None) for name in ("generation_config", "config")]
+        ends = [getattr(one, "eos_token_id", None) for one in told]
+    else:
+        files = [model / name for name in ("generation_config.json", "config.json")]
+        ends = [read_object(file).get("eos_token_id") for file in files if file.exists()]
+    return next((one for one in ends if one is not None), None)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder} has no config.json", hint="name the folder that holds config.json")
+    return read_object(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises ModelError."""
     try:
-        config: Any = parse_json(path.read_bytes())
-    except FileNotFoundError as exc:
-        raise ModelError(f"{folder} has no config.json", hint="name the folder that holds config.json") from exc
+        found: Any = parse_json(path.read_bytes())
     except (OSError, ValueError) as exc:
         raise ModelError(f"{path}: cannot be read: {exc}", hint="fetch it again") from exc
-    if not isinstance(config, dict):
+    if not isinstance(found, dict):
         raise ModelError(f"{path}: not a JSON object", hint="fetch it again")
-    spec = read_spec(config, str(path))
-    return replace(spec, tied=False) if spec.tied and _has_own_head(locate_tensors(folder)) else spec
+    return found
 
 
 def _has_own_head(stored: Mapping[str, StoredTensor]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anytorch.errors import ModelError
-from anytorch.text.checkpoints.ranges import check_config
+from anytorch.text.checkpoints.ranges import LARGEST, check_config
 from anytorch.values import dataclass
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -104,6 +104,7 @@ def read_spec(config: Mapping[str, Any], where: str) -> DecoderSpec:
             hint=DAMAGED,
         )
     bias = bool(config.get("attention_bias", False)) and family != "mistral"
+    rotary = _rotary(config, where)
     return DecoderSpec(
         family=family,
         vocabulary=_size(config, "vocab_size", where),
@@ -113,9 +114,9 @@ def read_spec(config: Mapping[str, Any], where: str) -> DecoderSpec:
         kv_heads=kv_heads,
         head_width=head_width,
         inner=_size(config, "intermediate_size", where),
-        max_positions=_size(config, "max_position_embeddings", where),
+        max_positions=_positions(config, rotary, where),
         norm_eps=_number(config, "rms_norm_eps", 1e-6, where),
-        rotary=_rotary(config, where),
+        rotary=rotary,
         qkv_bias=bias or family == "qwen2",
         out_bias=bias and family != "qwen2",
         mlp_bias=bool(config.get("mlp_bias", False)) and family == "llama",
@@ -158,11 +159,31 @@ def _windows(config: Mapping[str, Any], family: str, layers: int, where: str) ->
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
-def _rotary(config: Mapping[str, Any], where: str) -> Rotary:
-    """From `rope_theta` and `rope_scaling`, as files before 2026 have them, or else from `rope_parameters`."""
+def _positions(config: Mapping[str, Any], rotary: Rotary, where: str) -> int:
+    """How long texts may be: a first length that YaRN stretches is told beside max_position_embeddings, which often stays
+    what it was before (Qwen's files)."""
+    most = _size(config, "max_position_embeddings", where)
+    if rotary.kind != "yarn" or _first_length(config, where) is None:
+        return most
+    return max(most, min(round(rotary.original_positions * rotary.factor), LARGEST))
+
+
+def _first_length(config: Mapping[str, Any], where: str) -> Any:
+    """original_max_position_embeddings, as it is told; None where it is not."""
+    name = "original_max_position_embeddings"
+    return config.get(name) or _table(config, where).get(name)
+
+
+def _table(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     table = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(table, Mapping):
         raise ModelError(f"{where}: the table of the rotary embedding is a {type(table).__name__}", hint=DAMAGED)
+    return table
+
+
+def _rotary(config: Mapping[str, Any], where: str) -> Rotary:
+    """From `rope_theta` and `rope_scaling`, as files before 2026 have them, or else from `rope_parameters`."""
+    table = _table(config, where)
     kind = table.get("rope_type") or table.get("type") or "default"
     if kind not in ROTARY or _number(table, "partial_rotary_factor", 1.0, where) != 1.0:
         raise ModelError(
@@ -172,7 +193,7 @@ def _rotary(config: Mapping[str, Any], where: str) -> Rotary:
     theta = _number(table, "rope_theta", _number(config, "rope_theta", THETA, where), where)
     factor = _number(table, "factor", 1.0, where)
     most = _size(config, "max_position_embeddings", where)
-    original = config.get("original_max_position_embeddings") or table.get("original_max_position_embeddings") or most
+    original = _first_length(config, where) or most
     if type(original) is not int or not 0 < original < 2**31:
         raise ModelError(f"{where}: original_max_position_embeddings is {str(original)[:40]}", hint=DAMAGED)
     if kind == "yarn" and table.get("factor") is None:

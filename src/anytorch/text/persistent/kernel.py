@@ -21,7 +21,7 @@ from anytorch.counts import counted
 from anytorch.devices.choose import resolve
 from anytorch.errors import InputError, NativeUnavailable, UsageError, did_you_mean
 from anytorch.recorded.graphs import Recorder
-from anytorch.text.decoders.loading import decoder_of, load_decoder
+from anytorch.text.decoders.loading import decoder_of, ends_of, load_decoder
 from anytorch.text.decoders.model import Decoder
 from anytorch.text.decoders.rows import Rows
 from anytorch.text.decoders.steps import RecordedSteps
@@ -123,11 +123,15 @@ class PersistentKernel(Layers):
         in a Hugging Face folder on the device of `backend`.
 
         `rows`: how many texts at once. `max_seq_length`: prompt and new tokens of a text together; left out: as many as the
-        model was made for.
+        model was made for. `eos_token_id`: one or several; left out: those of the folder or of transformers' model.
         """
         limits.KERNEL_ROWS.check("rows", rows)
         if max_seq_length is not None:
             limits.LENGTH.check("max_seq_length", max_seq_length)
+        if eos_token_id is None and isinstance(model, (str, Path)):
+            eos_token_id = ends_of(Path(model))
+        elif eos_token_id is None and isinstance(model, torch.nn.Module):
+            eos_token_id = ends_of(model)
         if isinstance(model, (str, Path)):
             model = load_decoder(model, None if backend == "auto" else backend)
         elif not isinstance(model, torch.nn.Module):
