@@ -394,3 +394,28 @@ def test_the_ends_of_a_model_are_those_of_its_files(tmp_path: Path) -> None:
         assert kernel.generate([3, 1, 4], 12, ends=()) == whole
     asked = PersistentKernel.from_model(tmp_path, max_seq_length=32, eos_token_id=second)
     assert asked.generate([3, 1, 4], 12) == whole[: whole.index(second)]
+
+
+def test_another_thread_can_stop_it(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = greedy(decoder, [1, 2], 20)
+    kernel = PersistentKernel.from_model(decoder, max_seq_length=32)
+    kernel.stop()  # it holds for what comes next, once
+    assert kernel.generate([1, 2], 20) == [] and kernel.generate([1, 2], 20) == whole
+    meta = prompted([[1, 2]], 24)
+    written = PersistentKernel(max_seq_length=24, meta_tensors=meta)
+    written_down(decoder, written, 1)
+    written.compile()
+    step, steps = written._step, [0]
+
+    def counted() -> torch.Tensor:
+        steps[0] += 1
+        if steps[0] == 5:
+            written.stop()
+        return step()
+
+    monkeypatch.setattr(written, "_step", counted)
+    written()
+    place = int(meta["step"][0])
+    assert place < 23 and meta["tokens"][0, : place + 1].tolist() == [1, 2, *whole[: place - 1]]
+    written()
+    assert meta["tokens"][0].tolist() == [1, 2, *greedy(decoder, [1, 2], 22)]

@@ -104,6 +104,7 @@ class PersistentKernel(Layers):
         self.meta = _meta(meta_tensors, max_seq_length)
         self._rows: Rows | cuda.CudaKernel | None = None
         self._recorder: Recorder | None = None
+        self._stopping = False
 
     # --- from a model ------------------------------------------------------------------------------------------------
 
@@ -186,6 +187,13 @@ class PersistentKernel(Layers):
             made = self._rows.generate(prompts, max_new_tokens, ends)
         return made if several else made[0]
 
+    def stop(self) -> None:
+        """End what another thread computes here after the token it is at: its call gives what there is by then."""
+        if self._rows is None:
+            self._stopping = True
+        else:
+            self._rows.stop()
+
     def save_trace(self, path: str | Path) -> int:
         """Write what the last call noted in `profiler_tensor` as a file that Perfetto and Chrome open; gives the number of
         its events."""
@@ -235,7 +243,7 @@ class PersistentKernel(Layers):
         going = [row for row, place in enumerate(places) if place + 1 < end]
         ends = token_set("eos_token_id", self.eos_token_id)
         trace = None if self._trace is None else StepTrace(self._trace)
-        while going:
+        while going and not self._stopping:
             now = tokens.gather(1, step.to(torch.int64).view(-1, 1))
             self.input.tensor.copy_(now.view(self.input.dims))
             if self._places is not None:
@@ -253,6 +261,7 @@ class PersistentKernel(Layers):
             going = still
             if trace is not None:
                 trace.did_step()
+        self._stopping = False
         return tokens
 
     def _step(self) -> Tensor:
