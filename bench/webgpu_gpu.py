@@ -8,7 +8,7 @@ devices taking turns; the spread is (largest - smallest) / median. A section tha
 sections that no longer fit the budget are listed as skipped. `--small` is for software adapters: it shows that everything
 runs, not how fast.
 
-What the numbers do not show: other GPUs and drivers, other shapes, training, and memory use.
+What the numbers do not show: other GPUs and drivers, other shapes, and memory use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from provenance import provenance, write_results
 from torch import nn
-from webgpu_decoder import Decoder
+from webgpu_models import Decoder, Encoder, UNet, angles, resnet
 
 import anytorch.webgpu  # noqa: F401  (registers the device)
 from anytorch.graph.compiler import compile_graph
@@ -332,41 +332,6 @@ def attention(settings: Settings, dtypes: Sequence[torch.dtype] = BOTH) -> Itera
             yield compare("attention", label, "TFLOP/s", work, make, settings, error)
 
 
-class Encoder(nn.Module):
-    """The shape of MiniLM-L6: BERT with 6 layers of 384, 12 heads."""
-
-    def __init__(self, layers: int, hidden: int, heads: int, vocabulary: int) -> None:
-        super().__init__()
-        self.words = nn.Embedding(vocabulary, hidden)
-        self.places = nn.Embedding(512, hidden)
-        self.norm = nn.LayerNorm(hidden)
-        self.layers = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    "qkv": nn.Linear(hidden, 3 * hidden),
-                    "out": nn.Linear(hidden, hidden),
-                    "first": nn.LayerNorm(hidden),
-                    "up": nn.Linear(hidden, 4 * hidden),
-                    "down": nn.Linear(4 * hidden, hidden),
-                    "second": nn.LayerNorm(hidden),
-                }
-            )
-            for _ in range(layers)
-        )
-        self.heads = heads
-
-    def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        x = self.norm(self.words(tokens) + self.places(places))
-        batch, length, hidden = x.shape
-        for layer in self.layers:
-            qkv = layer["qkv"](x).view(batch, length, 3, self.heads, hidden // self.heads)
-            q, k, v = (qkv[:, :, i].transpose(1, 2) for i in range(3))
-            mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, hidden)
-            x = layer["first"](x + layer["out"](mixed))
-            x = layer["second"](x + layer["down"](F.gelu(layer["up"](x))))
-        return F.normalize(x.mean(1), dim=-1)
-
-
 def encoder(settings: Settings, dtypes: Sequence[torch.dtype] = BOTH) -> Iterator[Row]:
     torch.manual_seed(0)
     model = Encoder(*((2, 64, 4, 100) if settings.small else (6, 384, 12, 30_522))).eval()
@@ -391,39 +356,6 @@ def encoder(settings: Settings, dtypes: Sequence[torch.dtype] = BOTH) -> Iterato
 def copied(model: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
     """A copy of a model on a device, so that both devices can hold one."""
     return copy.deepcopy(model).to(device, dtype)
-
-
-class Bottleneck(nn.Module):
-    def __init__(self, inside: int, width: int, stride: int) -> None:
-        super().__init__()
-        outside = 4 * width
-        self.body = nn.Sequential(
-            *(nn.Conv2d(inside, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
-            *(nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
-            *(nn.Conv2d(width, outside, 1, bias=False), nn.BatchNorm2d(outside)),
-        )
-        self.side: nn.Module = nn.Identity()
-        if stride > 1 or inside != outside:
-            self.side = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.body(x) + self.side(x))
-
-
-def resnet(blocks: tuple[int, ...], width: int) -> nn.Module:
-    """ResNet-50 for (3, 4, 6, 3) and 64; with torchvision's own numbers of channels, so no download is needed."""
-    parts: list[nn.Module] = [
-        nn.Conv2d(3, width, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2, 1),
-    ]
-    inside = width
-    for i, count in enumerate(blocks):
-        for j in range(count):
-            parts.append(Bottleneck(inside, width << i, 2 if i and not j else 1))
-            inside = 4 * (width << i)
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 1000))
 
 
 def convolution(settings: Settings, dtypes: Sequence[torch.dtype] = BOTH) -> Iterator[Row]:
@@ -457,18 +389,25 @@ def recorded(work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     return graph.replay, out
 
 
-def decode(settings: Settings, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> Iterator[Row]:
+def decoder(settings: Settings) -> tuple[Decoder, tuple[int, ...]]:
+    """Of Qwen3-0.6B's shape, and that shape."""
     torch.manual_seed(0)
     shape = (2, 64, 4, 2, 16, 96, 100) if settings.small else (28, 1024, 16, 8, 128, 3072, 151_936)
-    model = Decoder(*shape).eval()
+    model = Decoder(*shape)
     nn.init.normal_(model.words.weight, std=0.02)
+    return model, shape
+
+
+def decode(settings: Settings, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> Iterator[Row]:
+    model, shape = decoder(settings)
+    model.eval()
     length, d = (8, shape[4]) if settings.small else (512, shape[4])
     cache = [[torch.randn(1, shape[3], length, d) for _ in range(2)] for _ in range(shape[0])]
-    angles = torch.outer(torch.tensor([float(length - 1)]), 1e6 ** (-torch.arange(0, d, 2) / d)).repeat(1, 2)
+    turns = angles(length - 1, 1, d)
     token = torch.tensor([[7]])
     with torch.no_grad():
         held = [[t.clone() for t in pair] for pair in cache]
-        reference = model(token, angles.cos(), angles.sin(), held, length - 1)
+        reference = model(token, turns.cos(), turns.sin(), held, length - 1)
         for dtype in dtypes:
 
             def make(device: str, dtype: Any = dtype, fused: bool = False) -> Callable[[], Any]:
@@ -477,7 +416,7 @@ def decode(settings: Settings, dtypes: Sequence[torch.dtype] = (torch.float32,))
                     torch._dynamo.reset()
                     moved = torch.compile(moved, backend=compile_graph, dynamic=False)
                 pairs = [[t.to(device, dtype) for t in pair] for pair in cache]
-                cosine, sine = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+                cosine, sine = turns.cos().to(device, dtype), turns.sin().to(device, dtype)
                 ids = token.to(device)
                 return lambda: moved(ids, cosine, sine, pairs, length - 1)
 
@@ -497,13 +436,64 @@ def decode(settings: Settings, dtypes: Sequence[torch.dtype] = (torch.float32,))
                 yield compare("decode", f"{name}, {way} (CUDA: eager)", "tokens/s", 1, replayed, settings, error)
 
 
+def training(settings: Settings, dtype: torch.dtype = torch.bfloat16) -> Iterator[Row]:
+    """A whole step: forward, loss, backward, AdamW. The losses of three steps are compared with the CPU's in float32."""
+    model, shape = decoder(settings)
+    batch, length = (2, 16) if settings.small else (4, 256)
+    tokens = torch.randint(0, shape[-1], (batch, length + 1))
+    turns = angles(0, length, shape[4])
+
+    def make(device: str, dtype: torch.dtype = dtype) -> Callable[[], Any]:
+        moved: Any = copied(model, device, dtype).train()
+        optimizer = torch.optim.AdamW(moved.parameters(), lr=1e-3)
+        given, wanted = tokens[:, :-1].to(device), tokens[:, 1:].to(device)
+        cosine, sine = turns.cos().to(device, dtype), turns.sin().to(device, dtype)
+
+        def step() -> torch.Tensor:
+            loss = F.cross_entropy(moved(given, cosine, sine).flatten(0, 1).float(), wanted.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    ours, reference = (
+        torch.stack([step().cpu() for _ in range(3)]) for step in (make("webgpu"), make("cpu", torch.float32))
+    )
+    error = checked(ours, reference, 2e-2, "training")
+    name = f"Qwen3-0.6B shape {str(dtype)[6:]} {batch}x{length}"
+    yield compare("training", name, "tokens/s", batch * length, make, settings, error)
+
+
+def unet(settings: Settings, dtypes: Sequence[torch.dtype] = BOTH) -> Iterator[Row]:
+    """A step of Stable Diffusion 1.5's shape: two latents of 64 x 64 (with the prompt and without), 77 tokens."""
+    torch.manual_seed(0)
+    width, levels, side = (32, (1, 2), 8) if settings.small else (320, (1, 2, 4, 4), 64)
+    model = UNet(width, levels, 768, 8).eval()
+    latents, context = torch.randn(2, 4, side, side), torch.randn(2, 77, 768)
+    at = torch.tensor([500, 500])
+    with torch.no_grad():
+        reference = model(latents, at, context)
+        for dtype in dtypes:
+
+            def make(device: str, dtype: Any = dtype) -> Callable[[], Any]:
+                moved = copied(model, device, dtype)
+                x, words, step = latents.to(device, dtype), context.to(device, dtype), at.to(device)
+                return lambda: moved(x, step, words)
+
+            error = checked(make("webgpu")(), reference, 1e-3 if dtype is torch.float32 else 5e-2, "U-Net")
+            yield compare("unet", f"Stable Diffusion 1.5 shape {str(dtype)[6:]}", "steps/s", 1, make, settings, error)
+
+
 def half(settings: Settings) -> Iterator[Row]:
     """What matrix cores are for: half precision. 1000 has tiles with edges, 1023 rows that begin anywhere."""
     halves = (torch.float16, torch.bfloat16)
     yield from matmul(settings, halves, (1024, 4096))
     yield from matmul(settings, halves[:1], (1000, 1023))
-    for section in (attention, encoder, convolution):
+    for section in (attention, encoder, convolution, unet):
         yield from section(settings, halves[:1])
+    yield from training(settings)
 
 
 SECTIONS: dict[str, Callable[[Settings], Iterator[Row]]] = {
@@ -518,6 +508,8 @@ SECTIONS: dict[str, Callable[[Settings], Iterator[Row]]] = {
     "decode": decode,
     "decode-half": partial(decode, dtypes=(torch.float16,)),
     "convolution": convolution,
+    "unet": unet,
+    "training": training,
     "half": half,
 }
 

@@ -29,6 +29,8 @@ class Device:
 
     def double(self, number):
         print("a library that prints")
+        if self.gate:
+            open(self.gate + self.device[-1], "w").close()
         while self.gate and not os.path.exists(self.gate):
             time.sleep(0.01)
         if number == self.die_on:
@@ -70,6 +72,7 @@ def test_every_call_comes_back_to_who_made_it_and_all_devices_work(make: Make, t
     gate = tmp_path / "gate"
     pool = make({"gate": str(gate)}, {"gate": str(gate)})
     futures = [pool.submit("double", number) for number in range(20)]
+    until(lambda: all((tmp_path / f"gate{n}").exists() for n in range(2)))  # each is at the gate with a call of its own
     gate.touch()
     answers = [future.result(120) for future in futures]
     assert [number for _, number in answers] == [2 * number for number in range(20)]

@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[object, bytes, str]] = {
     "half a byte": ({"a": entry(0, 2, "F4", [3])}, bytes(2), "which does not match its dtype F4"),
     "unknown dtype": ({"a": entry(0, 4, "F99")}, bytes(4), "unknown dtype 'F99'"),
     "a dtype that is none": ({"a": entry(0, 4, [])}, bytes(4), "unknown dtype"),  # type: ignore[arg-type]
-    "a name twice": (b'{"a": %b, "a": %b}' % ((json.dumps(entry(0, 4)).encode(),) * 2), bytes(4), "comes twice"),
+    "a name twice": (b'{"a": %b, "a": %b}' % ((json.dumps(entry(0, 4)).encode(),) * 2), bytes(4), "occurs twice"),
     "metadata": ({"__metadata__": {"x": 1}, "a": entry(0, 4)}, bytes(4), "metadata"),
     "checksums": ({"__metadata__": {"anytorch.crc32": "x" * 8}, "a": entry(0, 4)}, bytes(4), "not hexadecimal"),
     "another encoding": ("{}".encode("utf-16"), b"", "not JSON"),

@@ -402,7 +402,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def on_cpu(output: str) -> dict[str, int]:
     """What the report lists as computed by the CPU."""
-    _, _, after = output.partition("computed by the CPU, for want of a kernel:\n")
+    _, _, after = output.partition("computed by the CPU, because the device has no kernel:\n")
     found: dict[str, int] = {}
     for line in after.splitlines():
         match = re.match(r"\s+(\d+)  (\S+)$", line)

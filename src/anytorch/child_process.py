@@ -97,7 +97,7 @@ def kill_group(pid: int) -> None:
         else:
             os.kill(pid, signal.SIGTERM)  # Windows: ends the process at once
     except (ProcessLookupError, PermissionError):
-        log.debug("child %d: is gone already", pid)
+        log.debug("child %d: has already ended", pid)
 
 
 def is_alive(process: int) -> bool:

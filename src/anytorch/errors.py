@@ -44,7 +44,7 @@ EXTRAS = {  # what needs an extra, and the packages that the extra brings
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """The hint for a word nobody knows: the nearest known one, or `otherwise`."""
+    """The hint for an unknown word: the nearest known one, or `otherwise`."""
     import difflib  # only for bad input
 
     near = difflib.get_close_matches(word, list(known), n=1)

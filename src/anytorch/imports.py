@@ -1,4 +1,4 @@
-"""Modules that are changed when they have been loaded, by whomever. Standard library only."""
+"""Change modules right after they are loaded, whatever loads them. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large pages under memory that nobody has written to yet: whoever reads it from end to end has few addresses to look up."""
+"""Large pages for memory that was not written to yet: a read from end to end then takes few address look-ups."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ FORMAT = "anytorch %(levelname)s %(name)s: %(message)s"
 class Logger:
     """A module's logger that imports `logging` (13 ms) with its first message rather than with the module.
 
-    Below a warning it says nothing while nobody has imported `logging` or named a level: then nobody can have asked.
+    Below a warning it says nothing while `logging` is not imported and no level is named: no one can have asked then.
     """
 
     def __init__(self, name: str) -> None:

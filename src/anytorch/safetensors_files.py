@@ -120,7 +120,7 @@ def file_in(folder: Path, name: str, named_by: Path) -> Path:
     if name in ("", ".", "..") or not name == PurePosixPath(name).name == PureWindowsPath(name).name:
         raise ModelError(
             f"{named_by}: names a file in another folder: {name!r}",
-            hint="a file is named without a folder, and lies beside",
+            hint="name a file of the same folder, without a path",
         )
     try:
         there = (folder / name).is_file()
@@ -171,7 +171,7 @@ def _parsed(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
         if len(made) != len(pairs):
-            raise ValueError("a name comes twice")
+            raise ValueError("a name occurs twice")
         return made
 
     try:
@@ -182,7 +182,7 @@ def _parsed(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
         _refuse(path, f"its header is a {type(header).__name__}")
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        _refuse(path, "its metadata are not texts by name")
+        _refuse(path, "its metadata must map names to texts")
     return header, metadata
 
 

@@ -151,13 +151,13 @@ _TABLE = (
     Setting("webgpu_fallback", "warn", _one_of("warn", "silent", "error"), ("ANYTORCH_WEBGPU_FALLBACK",),
         "an op without a kernel on the webgpu device: run it on the CPU and warn once, run it there silently, or raise"),
     Setting("webgpu_matrix_cores", "auto", _one_of("auto", "on", "off"), ("ANYTORCH_WEBGPU_MATRIX_CORES",),
-        "the GPU's matrix cores in half-precision products: auto where measuring shows them to be faster, on wherever the "
-        "driver has them, or off; read when the device is opened"),
+        "use the GPU's matrix cores in half-precision products: auto (where measured to be faster), on (wherever the "
+        "driver has them), or off; read when the device is opened"),
     Setting("webgpu_checks", "on", _checks, ("ANYTORCH_WEBGPU_CHECKS",),
         "an index out of range on the webgpu device: on raises IndexError at the next wait for the device, "
         "off reads zero in silence, now waits for every op with indices and raises there (slow, for debugging)"),
     Setting("webgpu_native", True, _boolean, ("ANYTORCH_WEBGPU_NATIVE",),
-        "on: small ops of the webgpu device are launched by our C++, where it was carried or can be compiled; "
+        "on: small ops of the webgpu device are launched by our C++, where it is in the package or can be compiled; "
         "off: by Python, which computes the same and takes longer"),
     Setting("mode", "balanced", _one_of("speed", "balanced", "memory", "full"), ("ANYTORCH_MODE", "VB_MODE"),
         "the mode that `virtual_blackwell` turns on: speed, balanced, memory or full"),
@@ -171,11 +171,11 @@ _TABLE = (
     Setting("simd", None, _one_of("baseline", "avx2", "avx2vnni", "avx512", "avx512vnni", "dotprod", "i8mm"),
         ("ANYTORCH_SIMD",), "the instructions our native code uses; the best this processor has when unset"),
     Setting("trust_cache", False, _boolean, ("ANYTORCH_TRUST_CACHE",),
-        "load native code from the cache whoever may write there: for mounts whose owners and modes cannot be changed"),
+        "load native code from the cache even if other users may write there: for mounts with fixed owners and modes"),
     Setting("measure_kernels", True, _boolean, ("ANYTORCH_MEASURE_KERNELS",),
         "on: time the forecast kernels on the GPU once and use the fastest; off: use the built-in choice"),
     Setting("measure_s", 3.0, _seconds, ("ANYTORCH_MEASURE_S",),
-        "seconds that finding out what is fastest may take, for each thing that is chosen by measuring"),
+        "time limit, in seconds, for measuring what is fastest, each time something is chosen by measuring"),
     Setting("save_kernels", "", _text, ("ANYTORCH_SAVE_KERNELS",),
         "a folder to which the text of every generated kernel is written, for people to read; none when unset"),
     Setting("api_key_file", "", _text, ("ANYTORCH_API_KEY_FILE",),

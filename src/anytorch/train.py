@@ -1,4 +1,4 @@
-"""Training a model of your own on one process, or on several that torchrun started: who this one is, its device, and sums.
+"""Training a model of your own on one process, or on several that torchrun started: its number, its device, and sums.
 
     from anytorch import train
 
@@ -68,7 +68,7 @@ class World:
     def synchronised(self, module: nn.Module, *, constant_buffers: bool = False, **options: Any) -> nn.Module:
         """The module whose calls average gradients over all processes in `backward`.
 
-        It must be called, not its `.module`: calling that trains every process alone, which nobody notices.
+        It must be called, not its `.module`: calling that trains every process alone, without any error.
         `constant_buffers`: none of its buffers change, so none need travel. `options` are DistributedDataParallel's.
         """
         if self.size == 1:

@@ -388,7 +388,7 @@ def test_demo_does_not_time_a_kernel_that_writes_other_tokens(
     monkeypatch.setattr(PersistentKernel, "generate", lambda *a, **k: [(t + 1) % 2048 for t in right(*a, **k)])
     answer = cli("--json", "demo", "--skip-jobs", "--backend", "cpu", "--iterations", "1")
     told = answer.document["jobs"]["persistent"]
-    assert "part at token 0" in told["error"] and "kernel_s" not in told
+    assert "differ at token 0" in told["error"] and "kernel_s" not in told
     assert told["failed"] and answer.status == 1
 
 

@@ -66,7 +66,7 @@ def test_show_tells_candidates_reasons_and_kernels(cli: Callable[..., Any], tmp_
         (("list", "--kernels"), "--kernels is for `anytorch graph show`", "leave it out"),
         (("clear", "--svg", "x"), "--svg is for `anytorch graph show`", "leave it out"),
         (("list", "--yes"), "--yes is for `anytorch graph clear`", "leave it out"),
-        (("clear",), "nobody to ask", "--yes"),
+        (("clear",), "needs a terminal", "--yes"),
         (("clear", "zz"), "no searched kernel graph", "graph list"),
         (("lits",), "invalid choice", "--help"),
     ],

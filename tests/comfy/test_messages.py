@@ -98,12 +98,12 @@ def test_refused_before_running(comfy: Any) -> None:
     for wrong, words in (
         (node("AnytorchDevice", backend="gpu9", index=-1), "unknown back end 'gpu9'"),
         (node("AnytorchLoadWeights", file="gone.safetensors"), "gone.safetensors does not exist"),
-        (node("AnytorchLoadWeights", file="../../etc/passwd"), "not a name inside"),
+        (node("AnytorchLoadWeights", file="../../etc/passwd"), "not a path inside"),
     ):
         refused = comfy.run({"1": wrong, "2": node("PreviewAny", source=["1", 0])}).refused
         assert words in str(refused), refused
     forecast = {"model": "tiny", "horizon": 2, "samples": 1, "draw_seed": 0, "temperature": 1.0, "top_p": 1.0}
-    assert "not a name inside" in str(comfy.run({"1": node("AnytorchForecast", **forecast, file="../x.csv")}).refused)
+    assert "not a path inside" in str(comfy.run({"1": node("AnytorchForecast", **forecast, file="../x.csv")}).refused)
     assert "does not exist" in str(comfy.run({"1": node("AnytorchForecast", **forecast, file="x.csv")}).refused)
 
 

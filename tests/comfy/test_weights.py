@@ -75,7 +75,7 @@ def test_files_that_are_numbered(comfy: Any, prompt_of: Callable[[str], dict[str
     for wrong in ("../elsewhere", "..", "", "a/", "a\0b", "/tmp/elsewhere", "x" * 300):
         prompt["5"]["inputs"]["filename_prefix"] = wrong
         refused = str(comfy.run(prompt).refused)
-        assert "not a name inside" in refused or "longer than a file's name" in refused, wrong
+        assert "not a path inside" in refused or "longer than a file's name" in refused, wrong
 
 
 def test_a_link_in_the_models_folder_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,9 +49,9 @@ def test_samples_and_quantiles(minutes: Any, predictor: Any) -> None:
     np.testing.assert_allclose(found.quantiles[0.5].to_numpy(), np.median(found.samples, axis=0), rtol=1e-6)
     assert (found.quantiles[0.5].index == mean.index).all()
     for name in ("quantiles", "return_samples"):
-        with pytest.raises(UsageError, match=f"{name}= asks for more"):
+        with pytest.raises(UsageError, match=f"does not take {name}="):
             made.predict(history, pred_len=2, **{name: (0.5,)})
-        with pytest.raises(UsageError, match=f"{name}= asks for more"):
+        with pytest.raises(UsageError, match=f"does not take {name}="):
             made.predict_batch([history], pred_len=2, **{name: (0.5,)})
     with pytest.raises(InputError, match="quantile 90 is not between 0 and 1"):
         made.forecast(history, pred_len=2, quantiles=(90,))

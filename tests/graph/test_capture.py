@@ -170,7 +170,7 @@ def test_named_sizes() -> None:
 @pytest.mark.parametrize(
     ("function", "dynamic", "said"),
     [
-        (lambda x, y: x + y, {"b": (0, 0)}, "works for b = 2 alone"),
+        (lambda x, y: x + y, {"b": (0, 0)}, "works only for b = 2"),
         (lambda x, y: x + y, {"b": (0, 0), "c": (1, 0)}, "needs equal sizes among b, c"),
         (lambda x, y: x if x.shape[0] > 5 else -x, {"b": (0, 0)}, "depends on whether b <= 5"),
         (lambda x, y: x, {"b": (2, 0)}, "not a tensor among the examples"),

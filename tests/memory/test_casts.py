@@ -247,7 +247,7 @@ def test_what_is_beyond_the_budget_is_not_kept(net: Net, mode: ActiveMode, monke
     size = sum(tensor.nbytes for tensor in net.parameters())
     monkeypatch.setattr("anytorch.memory.prepared.device_budget", lambda *_: size + 10)
     assert torch.equal(net(IDS), expected(net, lambda it: it(IDS))) and casts.held_nbytes(net) == 0
-    assert "beyond the budget" in mode.explain()
+    assert "exceed the budget" in mode.explain()
 
 
 @torch.no_grad()

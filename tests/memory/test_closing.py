@@ -91,7 +91,7 @@ def test_what_is_left_is_an_ordinary_model_without_its_streamed_weights(models: 
     handle.close()
     assert lost and "forward" not in model.layers[0].__dict__
     for ask in (lambda: model(models.IDS), model.state_dict, lambda: model.get_parameter(lost[0]).sum()):
-        with pytest.raises(UsageError, match="went when its fitted model was closed"):
+        with pytest.raises(UsageError, match="was freed when its fitted model was closed"):
             ask()
     for ask in (handle.unfit, lambda: handle.tensors("layers.0")):
         with pytest.raises(UsageError, match="is closed"):

@@ -231,9 +231,9 @@ def test_resuming_that_fails_is_neither_gone_on_with_nor_saved(tmp_path: Path) -
             else:
                 assert same(training.state(), first), str(attempt)
                 continue
-        with pytest.raises(ModelError, match="resuming was broken off"):
+        with pytest.raises(ModelError, match="resuming was interrupted"):
             training.step(2)
-        with pytest.raises(ModelError, match="resuming was broken off"):
+        with pytest.raises(ModelError, match="resuming was interrupted"):
             save_training(run, training.optimizer, step=2)
         resume_training(run, training.optimizer)
         assert same(training.state(), first), str(attempt)

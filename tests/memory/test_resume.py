@@ -108,7 +108,8 @@ def test_an_added_file_counts_only_where_it_would_be_read(
     anytorch.memory.fitted(model).close()
     assert not manifest.problem_of(newest, resume.READ)
     (newest / "more.safetensors").write_bytes(b"")
-    assert manifest.problem_of(newest, [*resume.READ, "more.safetensors"]) == "more.safetensors was not written with it"
+    problem = manifest.problem_of(newest, [*resume.READ, "more.safetensors"])
+    assert problem == f"more.safetensors is not listed in {manifest.MANIFEST}"
 
 
 @pytest.mark.parametrize("name", resume.READ)
@@ -119,7 +120,7 @@ def test_an_added_file_that_would_be_read_is_found(tmp_path: Path, name: str) ->
         (tmp_path / folder / "listed.safetensors").write_bytes(b"x")
     manifest.write_manifest(tmp_path)
     (tmp_path / name).write_bytes(b"y")
-    assert manifest.problem_of(tmp_path, resume.READ) == f"{name} was not written with it"
+    assert manifest.problem_of(tmp_path, resume.READ) == f"{name} is not listed in {manifest.MANIFEST}"
 
 
 def _flipped(whole: bytes, at: int) -> bytes:

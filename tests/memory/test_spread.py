@@ -58,7 +58,7 @@ def test_arguments_that_cannot_work() -> None:
         fit(model, devices=[])
     with pytest.raises(UsageError, match="2 budgets for 1 card"):
         fit(model, devices=["cpu"], device_budget=["1MB", "1MB"])
-    with pytest.raises(UsageError, match="several budgets are for several cards"):
+    with pytest.raises(UsageError, match="device_budget is a list, but only one card is used"):
         fit(model, "cpu", device_budget=["1MB"])
 
 

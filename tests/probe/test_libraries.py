@@ -51,4 +51,4 @@ def test_an_nvml_that_hangs_is_left_behind(stubs: str) -> None:
 def test_a_system_without_another_thread_asks_no_library() -> None:
     with failing_threads(1):
         report = read_nvml("libnvidia-ml.so.1")
-    assert "was not asked: can't start new thread" in str(report)
+    assert "was not queried: can't start new thread" in str(report)

@@ -334,7 +334,7 @@ def test_calibration_that_cannot_work_is_refused() -> None:
         quantize(model, "int4", calibration=[torch.randn(8, 64)])
     with pytest.raises(InputError, match="no examples"):
         quantize(Small(), "int4", calibration=[])
-    with pytest.raises(UsageError, match="only goes once"):
+    with pytest.raises(UsageError, match="can be read only once"):
         quantize(Small(), "int4", calibration=iter([IDS]))
     with pytest.raises(InputError, match="not finite"):
         quantize(nn.Sequential(nn.Linear(64, 64)), "int4", calibration=[torch.full((8, 64), torch.nan)])
@@ -473,7 +473,7 @@ def test_pruning_that_makes_no_sense_is_refused() -> None:
         prune(model, 1.0)
     with pytest.raises(UsageError, match="exactly half"):
         prune(model, 0.3, pattern="2:4")
-    with pytest.raises(UsageError, match="cannot cut into fours"):
+    with pytest.raises(UsageError, match="needs a multiple of 4"):
         prune(model, 0.5, pattern="2:4")
-    with pytest.raises(UsageError, match="they are no pair"):
+    with pytest.raises(UsageError, match="must be equal"):
         prune_neurons(model, [("1", "0")], 0.5)

@@ -86,7 +86,7 @@ def test_rows_that_cannot_be_written_to_stay(way: str) -> None:
 
 @pytest.mark.parametrize("place", [2, -1])
 def test_a_text_that_is_not_there_is_refused(way: str, place: int) -> None:
-    with pytest.raises(IndexError, match=f"texts {place} to {place} of 2"):
+    with pytest.raises(IndexError, match=f"texts {place} to {place} are out of range: there are 2"):
         moves.gather_texts(np.arange(5, dtype=np.int32), np.array([0, 3, 5], np.int32), np.array([place]))
 
 

@@ -213,7 +213,7 @@ def test_reports_together() -> None:
     assert (merged["processes"], merged["peak_memory"], merged["cpu_seconds"]) == (3, 2**30, 4.5)
     assert merged["device_seconds"] == 0.5 and "the CPU, which is the device, worked 0.5 s" in words(merged)
     other = {**merged, "device": "webgpu:0", "device_seconds": None}
-    assert "the device has no clock that is read, the CPU 4.5 s" in words(other)
+    assert "the device has no clock that anytorch reads, the CPU 4.5 s" in words(other)
     assert "in 3 processes" in words(merged) and "peak memory 1,024 MiB" in words(merged) and "9  svd" in words(merged)
 
 

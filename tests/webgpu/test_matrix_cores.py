@@ -151,7 +151,7 @@ def test_a_subgroup_size_is_required_where_sizes_differ() -> None:
     assert layer.read_report(report(*HALF, subgroups=(32, 64))).required_subgroup == 32
     assert layer.read_report(report(*HALF, subgroups=(8, 16))).required_subgroup == 16
     told = layer.read_report(report(*HALF, subgroups=(32, 64), required=0)).why_not
-    assert told == "subgroups differ in size, and the driver takes no wish for one"
+    assert told == "subgroup sizes vary, and the driver does not let a program require one"
 
 
 @pytest.mark.parametrize("state", [0, -1, -2, -3])

@@ -61,7 +61,7 @@ class DeviceBackend:
     # --- what it is ------------------------------------------------------------------------------------------------
 
     def is_available(self) -> bool:
-        """Was something computed on it? `is_available()` of the vendors only says that a driver answered."""
+        """True if something was computed on it. `is_available()` of the vendors only says that a driver answered."""
         return self._find(None).device is not None
 
     def device_count(self) -> int:

@@ -11,5 +11,5 @@ float16, bfloat16, float32 = "float16", "bfloat16", "float32"
 
 
 def new_threadblock_graph(*args: Any, **kwargs: Any) -> NoReturn:
-    """A thread-block graph written by hand: there are none here. Raises NotImplementedError, which says what to do."""
+    """Not supported: a thread-block graph written by hand. Raises NotImplementedError, which says what to do instead."""
     raise NotImplementedError(HAND_WRITTEN)

@@ -36,7 +36,7 @@ def backend_of(candidate: Candidate) -> Backend:
 
 
 def gigabytes_of(use: MemoryUse) -> dict[str, Any]:
-    """Memory figures under the documented keys, in GB of 2**30 bytes; None where nobody knows."""
+    """Memory figures under the documented keys, in GB of 2**30 bytes; None where unknown."""
     return {
         "allocated_gb": _gigabytes(use.allocated),
         "reserved_gb": _gigabytes(use.reserved),

@@ -100,7 +100,7 @@ class BackendOptimizer:
     def load_config(self, path: str | Path) -> dict[str, Any]:
         """Read a file `save_config` wrote. Raises ConfigError; warns if it was made on another machine."""
         path = Path(path)
-        hint = "write it anew with `BackendOptimizer().save_config(...)`"
+        hint = "write it again with `BackendOptimizer().save_config(...)`"
         try:
             data = json.loads(path.read_bytes())
         except OSError as exc:

@@ -56,7 +56,7 @@ _FROM_PLUGINS: dict[str, BackendType] = {}
 def get_available_backends() -> list[BackendType]:
     """The back ends that can be used here, best first. The CPU is among them wherever torch is installed.
 
-    A software adapter (llvmpipe) makes no back end available: it is the CPU with a detour, for who asks for it by name.
+    A software adapter (llvmpipe) makes no back end available: it is the CPU, only slower, for requests by name.
     """
     names = dict.fromkeys(device.backend for device in usable_devices() if not device.software)
     return [BackendType(name) for name in names]

@@ -155,7 +155,9 @@ def persistent(output: Output) -> dict[str, Any]:
             logits = decoder([prompt + known[:same]])[0, -1]
         gap = float(logits.max() - logits[found[same]]) if same < len(found) else float("inf")
         if gap > 1e-3 * float(logits.abs().max()):
-            raise WrongAnswer(f"the persistent kernel and torch part at token {same}, by {gap:.3g} of a logit")
+            raise WrongAnswer(
+                f"the persistent kernel and torch differ at token {same}: their logits are {gap:.3g} apart"
+            )
     output.heading(f"the persistent kernel ({kernel.explain()})")
     rows = [
         ("in one call", f"{1e3 * kernel_s / TOKENS:.2f}", f"{torch_s / kernel_s:.1f}"),
@@ -163,6 +165,6 @@ def persistent(output: Output) -> dict[str, Any]:
     ]
     output.table((f"{TOKENS} tokens", "ms a token", "speed (torch = 1)"), rows)
     output.text(
-        f"  both wrote the same {same} tokens" + ("" if same == TOKENS else ", then others: two were as likely")
+        f"  both wrote the same {same} tokens" + ("" if same == TOKENS else ", then differ (two were equally likely)")
     )
     return {"tokens": TOKENS, "kernel_s": kernel_s, "torch_s": torch_s, "equal_tokens": same, "how": kernel.explain()}

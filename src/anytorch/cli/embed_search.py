@@ -94,11 +94,11 @@ def stored_array(
         made = facts["source"]
         source_path = Path(made["path"])
     except (OSError, ValueError, KeyError, TypeError):
-        output.note(f"{beside} does not say which texts these are: rows are shown by their numbers")
+        output.note(f"{beside} does not say which texts these are: results show row numbers")
         return unknown, vectors
     check_identity(engine, path, facts["identity"], options.prompt)
     if not source_path.is_file() or file_identity(source_path)["hash"] != made["hash"]:
-        output.note(f"{source_path} has changed or is gone: rows are shown by their numbers")
+        output.note(f"{source_path} was changed or removed: results show row numbers")
         return unknown, vectors
     source = Source(source_path, made["column"], format=made["format"])
     texts: list[str | None] = [text for chunk in source.chunks(8192) for text in chunk.texts if text is not None]
@@ -120,7 +120,7 @@ def search_folder(
     if len(done.skipped) > SKIPPED_SHOWN:
         output.note(f"left out: {len(done.skipped) - SKIPPED_SHOWN:,} more files")
     if done.unsaved:
-        output.warn(f"the index is not kept, the next search embeds the same again: {done.unsaved}")
+        output.warn(f"the index was not saved, so the next search computes it again: {done.unsaved}")
     facts: dict[str, Any] = {name: getattr(done, name) for name in ("files", "passages", "added", "changed", "removed")}
     facts["skipped"] = [{"file": str(one.path), "why": one.why} for one in done.skipped]
     if target is not None:

@@ -67,6 +67,6 @@ def quantile_levels(text: str) -> list[float]:
     if not levels or not all(0 <= level <= 1 for level in levels):
         raise UsageError(
             f"--quantiles {text!r}: use numbers from 0 to 1, separated by commas",
-            hint="--quantiles 0.5 is the median alone",
+            hint="--quantiles 0.5 gives only the median",
         )
     return levels

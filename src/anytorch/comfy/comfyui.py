@@ -84,7 +84,7 @@ def inside(root: Path, name: str, what: str) -> Path:
     path = Path(os.path.normpath(root / name))
     is_below = path.is_relative_to(os.path.normpath(root)) and path != Path(os.path.normpath(root))
     if not is_below or not name.strip() or "\0" in name or ".." in Path(name).parts or name.endswith(("/", os.sep)):
-        raise InputError(f"{what} {name!r} is not a name inside {root}", hint="write a relative path without '..'")
+        raise InputError(f"{what} {name!r} is not a path inside {root}", hint="write a relative path without '..'")
     if len(os.fsencode(path.name)) > LONGEST_NAME_NBYTES:
         raise InputError(f"{what} {name[:40]!r}… is longer than a file's name can be")
     return path

@@ -63,7 +63,7 @@ def close(engine: Any) -> None:
 
 
 def device_name(device: DeviceChoice | None) -> str:
-    """For engines, which choose themselves. The CPU's engines are our own C++: "numpy" means no torch kernel, as they do."""
+    """The device's name for an engine. The CPU's engines are our own C++: "numpy" means no torch kernel, as they do."""
     return "cpu" if device is not None and device.request == NUMPY else place_for(device).name
 
 

@@ -54,7 +54,7 @@ class CustomPyTorchLinear(Node, title="Custom Linear Layer"):
     DESCRIPTION = "y = x·Wᵀ + b over the last dimension, or over whole items where in_features is their size."
     RETURN_TYPES, RETURN_NAMES = (TENSOR, WEIGHTS), ("tensor", "weights")
     required = inputs(
-        tensor=(NUMBERS, {"tooltip": "A tensor; an image or mask is one as well."}),
+        tensor=(NUMBERS, {"tooltip": "A tensor, an image or a mask."}),
         in_features=whole(0, 0, 2**31 - 1, "0: the last dimension's size."),
         out_features=whole(3, 1, LARGEST),
         use_bias=widget("BOOLEAN", True),

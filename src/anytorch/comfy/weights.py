@@ -36,7 +36,8 @@ def kernel(name: str, channels: int, size: int, *, bias: bool) -> Weights:
     """A filter that treats every channel alike: (channels, channels, size, size), zero off the diagonal."""
     if size % 2 == 0:
         raise InputError(
-            f"the kernel {name!r} has a middle, and kernel_size {size} has none", hint="use an odd kernel_size"
+            f"kernel_size {size} is invalid: the kernel {name!r} has no centre at an even size",
+            hint="use an odd kernel_size",
         )
     middle = torch.zeros(size, size)
     middle[size // 2, size // 2] = 1

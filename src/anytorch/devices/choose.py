@@ -38,7 +38,7 @@ log = logs.logger(__name__)
 
 @dataclass(frozen=True)
 class Resolution:
-    """What became of a request. `.device` is a plain `torch.device`; the rest says why it is that one."""
+    """The device chosen for a request. `.device` is a plain `torch.device`; the rest says why it is that one."""
 
     requested: str
     chosen: Candidate
@@ -154,7 +154,7 @@ def fallbacks_to(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def warn_fallback(message: str, reasons: Sequence[str] = ()) -> None:
-    """Issue a DeviceFallbackWarning that points at the user's code, or tell who has asked for it (`fallbacks_to`)."""
+    """Issue a DeviceFallbackWarning that points at the user's code, or pass it to the function given to `fallbacks_to`."""
     tell = _fallbacks.get()
     if tell is not None:
         tell(message)

@@ -70,7 +70,7 @@ def gather(
 
         report = try_out(hardware, refresh=refresh)
     elif tried == "needed" and hardware.torch is not None:
-        log.debug("no child: with torch %s only the CPU could come of it", hardware.torch.version)
+        log.debug("no child process is started: torch %s supports the CPU only", hardware.torch.version)
         report = cpu_only_report(hardware)
     if tried != "never" and "torch" in sys.modules:
         values["dtype"] = chosen_dtype()
@@ -90,7 +90,7 @@ def with_child_facts(hardware: Hardware, report: TorchReport | None) -> Hardware
 def child_could_matter(hardware: Hardware, wanted: str | None = None) -> bool:
     """True if a device besides the CPU could be usable; if not, a child process would only cost seconds.
 
-    A software adapter is a reason only for who asks for its back end by name.
+    A software adapter is a reason only if its back end was requested by name.
     """
     wheel = hardware.torch
     if wheel is None:
@@ -174,7 +174,7 @@ def chosen_dtype() -> str:
 
 
 def candidates(facts: Facts, backends: Iterable[Backend], reasons: Sequence[Reason]) -> list[Candidate]:
-    """Every device anybody could mean, best back end first. Unusable ones are listed with their reasons."""
+    """Every device that a request could mean, best back end first. Unusable ones are listed with their reasons."""
     found: list[Candidate] = []
     for backend in backends:
         about = tuple(reason for reason in reasons if backend.name in reason.backends)

@@ -44,8 +44,8 @@ MESSAGES = tuple(
 def is_out_of_memory(exc: BaseException) -> bool:
     """True if this exception, or one it was raised `from`, means that a device or the host ran out of memory.
 
-    One that was raised while another was handled is an error of its own: a bug in a handler is not mended by a smaller
-    batch.
+    One that was raised while another was handled does not count: a smaller batch does not mend a bug in a
+    handler.
     """
     import sys
 

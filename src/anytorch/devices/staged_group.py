@@ -18,7 +18,7 @@ _open: weakref.WeakSet[StagedGroup] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """For programs that never call `destroy_process_group`."""
+    """Close all groups, for programs that never call `destroy_process_group`."""
     for group in list(_open):
         group.shutdown()
 
@@ -36,7 +36,7 @@ def make(store: Any, rank: int, size: int, timeout: Any) -> StagedGroup:
 
 
 def _done(result: Any) -> Any:
-    """The work that was done before it was returned."""
+    """A finished Work: the collective was done before it is returned."""
     future: Future[Any] = Future()
     future.set_result(result)
     return _create_work_from_future(future)

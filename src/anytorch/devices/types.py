@@ -20,7 +20,7 @@ class State(str, Enum):
 
 
 class Level(str, Enum):
-    """How bad it is, worst first."""
+    """How bad a finding is, worst first."""
 
     ERROR = "error"  # a device cannot be used, or torch cannot
     WARNING = "warning"  # it works, but slowly, wrongly or by luck

@@ -110,7 +110,7 @@ def choose_checkpoint(
 ) -> ChosenCheckpoint:
     """The tokenizer and context for a model; the arguments override what is known about it.
 
-    Raises InputError for a context that is none; ModelError for a name that is none, where only the caller can know the
+    Raises InputError for an invalid context; ModelError for an unknown name, and where only the caller can know the
     tokenizer, and where the one that a folder names is gone.
 
     >>> choose_checkpoint("kronos-small").max_context

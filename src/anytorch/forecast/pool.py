@@ -22,8 +22,8 @@ PORTIONS = 3  # of the series for each device: the faster ones take more of them
 class PredictorPool:
     """Several predictors of one model behind the methods of one. Thread-safe.
 
-    `devices` names them, one process each; a name may come twice, and "cpu" with it. `options` are those of
-    `load_predictor`. A device that dies gives its series back: nothing is lost while one lives.
+    `devices` names them, one process each; a name may be given twice, and "cpu" beside others. `options` are those of
+    `load_predictor`. If a device's process dies, others take its series: nothing is lost while one runs.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class PredictorPool:
     ) -> list[Any]:
         """`KronosPredictor.predict_batch`, shared out among the devices; the answers come in the order of the series.
 
-        With a `seed` the series are not shared out: the draws of a batch depend on who is in it.
+        With a `seed` the series are not shared out: the draws of a batch depend on which series are in it.
         """
         if not isinstance(df_list, (list, tuple)):
             raise InputError(f"df_list is a {type(df_list).__name__}, not a list or a tuple of tables")

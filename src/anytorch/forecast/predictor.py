@@ -429,8 +429,8 @@ def refuse_details(options: Mapping[str, Any]) -> None:
     for name in ("quantiles", "return_samples"):
         if options.get(name) is not None and options[name] is not False:
             raise UsageError(
-                f"predict returns one DataFrame, and {name}= asks for more",
-                hint="predictor.forecast(…) has mean, samples and quantiles",
+                f"predict() does not take {name}=: it returns one DataFrame",
+                hint="use predictor.forecast(…), which returns mean, samples and quantiles",
             )
 
 

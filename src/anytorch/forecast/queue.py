@@ -1,6 +1,6 @@
 """Forecasts for many clients: one worker computes waiting requests with the same terms in one batch.
 
-Requests with a seed are computed alone: the draws of a batch depend on who is in it, and the same seed must give the same
+Requests with a seed are computed alone: a batch's draws depend on the series in it, and the same seed must give the same
 forecast.
 """
 

@@ -58,7 +58,7 @@ class Faults:
         return number
 
     def reported_by(self, key: int) -> bool:
-        """Is this the key of the buffer that kernels report to?"""
+        """Whether this is the key of the buffer that kernels report to."""
         return self._buffer is not None and self._buffer.key == key
 
     def check(self, data: bytes) -> None:

@@ -25,7 +25,7 @@ Kernel = TypeVar("Kernel", bound=Hashable)
 
 
 def grid(groups: int) -> tuple[int, int]:
-    """So many workgroups, in two dimensions."""
+    """The launch grid of so many workgroups, in two dimensions."""
     x = min(groups, MOST_GROUPS)
     return x, -(-groups // max(x, 1))
 

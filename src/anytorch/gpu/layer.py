@@ -37,7 +37,7 @@ STATES = {
     0: "the device was not made through the layer",
     -1: "the driver has no cooperative matrices (VK_KHR_cooperative_matrix)",
     -2: "the driver's cooperative matrices cannot be used: it lacks a feature",
-    -3: "the driver lists cooperative matrices and refuses a device with them",
+    -3: "the driver lists cooperative matrices, but cannot open a device with them",
 }
 
 
@@ -66,7 +66,7 @@ class MatrixShape:
     a: str
     b: str
     c: str
-    scope: str  # who shares a matrix
+    scope: str  # which invocations share a matrix
     invocations: int = 0  # of a workgroup, where that shares it; then m, n and k are granularities
 
 
@@ -179,7 +179,7 @@ def _add(name: str, value: str) -> None:
 
 
 def _adds_paths() -> bool:
-    """Does the Vulkan loader know VK_ADD_LAYER_PATH? Told by its version."""
+    """Whether the Vulkan loader knows VK_ADD_LAYER_PATH. Told by its version."""
     number = ctypes.c_uint32(0)
     try:
         loader = ctypes.CDLL("vulkan-1.dll" if sys.platform == "win32" else "libvulkan.so.1")
@@ -236,7 +236,7 @@ def read_report(report: _Report) -> MatrixCores:
     size, required = report.subgroup_smallest, 0
     if report.subgroup_smallest != report.subgroup_largest:
         if not report.subgroup_can_be_required:
-            return MatrixCores("subgroups differ in size, and the driver takes no wish for one")
+            return MatrixCores("subgroup sizes vary, and the driver does not let a program require one")
         size = required = min(32, report.subgroup_largest)
     if not any(shape.c == "float32" and shape.scope == "subgroup" for shape in shapes):
         return MatrixCores("the driver lists no matrices with sums in float32", shapes)
@@ -276,7 +276,7 @@ class Spirv:
 def standing_in(kernel: Spirv) -> Iterator[None]:
     """Within it the module that `kernel.stand_in` is compiled to becomes the kernel. RuntimeError where it did not."""
     if _library is None:
-        raise RuntimeError(f"a kernel for matrix cores was asked for, and there is no layer: {_why_not}")
+        raise RuntimeError(f"kernels for matrix cores need the Vulkan layer, which is not loaded: {_why_not}")
     words = ctypes.create_string_buffer(kernel.words, len(kernel.words))
     place = ctypes.addressof(words)
     before = _library.layer_forget(0)

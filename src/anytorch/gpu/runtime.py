@@ -1,6 +1,6 @@
 """One WebGPU device: commands are recorded into one open compute pass and submitted in batches.
 
-A submission costs about 40 µs of CPU, a recorded dispatch 3; so dispatches wait for company, but never while the GPU idles.
+A submission costs about 40 µs of CPU, a recorded dispatch 3; so dispatches are batched, but not while the GPU idles.
 Every C call drops the GIL, and backward runs on autograd's own thread: one lock covers recording, submitting and waiting.
 """
 
@@ -114,7 +114,7 @@ class Runtime:
 
     @property
     def recorder(self) -> Tape | None:
-        """Is told of every command."""
+        """The tape that is told of every command, if one records."""
         return self._recorder
 
     @recorder.setter
@@ -124,7 +124,7 @@ class Runtime:
 
     @property
     def profiler(self) -> Profile | None:
-        """Is told of every launch."""
+        """The profile that is told of every launch, if one is under way."""
         return self._profiler
 
     @profiler.setter
@@ -267,7 +267,7 @@ class Runtime:
         return self._pass
 
     def forget_pipeline(self) -> None:
-        """Somebody else has set a pipeline on the open pass."""
+        """Forget the current pipeline: other code has set one on the open pass."""
         self._program = None
         if self.launcher is not None:
             self.launcher.use_pass(launcher.address(self._pass) if self._pass is not None else 0)
@@ -400,7 +400,7 @@ class Runtime:
     def _not_while_recording(self, what: str) -> None:
         if self.recorder is not None:
             raise UsageError(
-                f"{what} while a tape is recording would happen once, not at every replay",
+                f"{what} cannot be recorded on a tape: it would happen once, not at every replay",
                 hint="keep .item(), .cpu(), new tensors from the host and ops that run on the CPU out of the recorded part",
             )
 
@@ -447,7 +447,7 @@ def _begin_metering(runtime: Runtime) -> None:
 
 
 def device_seconds() -> float | None:
-    """How long the GPU worked since `meter_from_now_on`; None where nobody asked, or the adapter has no timestamps."""
+    """How long the GPU worked since `meter_from_now_on`; None if it was not requested, or the adapter has no timestamps."""
     if current is None:
         return None if not _metered or forked() else 0.0
     return None if current.meter is None else current.meter.seconds()

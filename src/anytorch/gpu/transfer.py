@@ -56,7 +56,7 @@ _interrupts: list[BaseException] = []
 
 
 def _keep_interrupt(kind: Any, value: BaseException, trace: Any) -> None:
-    """Ctrl-C can arrive at the first line of the callback below, which cannot raise: it is raised by who waits for it."""
+    """Ctrl-C can arrive at the first line of the callback below, which cannot raise: the waiting thread raises it."""
     _interrupts.append(value)
 
 
@@ -103,7 +103,7 @@ class Staging:
         self._status.append(lib.WGPUMapAsyncStatus_Success)
 
     def finished(self) -> bool:
-        """Has the mapping been answered? Then `pointer` is set. Raises if it was refused."""
+        """Whether the mapping has been answered. Then `pointer` is set. Raises if it was refused."""
         if not self._status:
             return False
         if self._status[0] != lib.WGPUMapAsyncStatus_Success:

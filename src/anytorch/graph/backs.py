@@ -42,12 +42,12 @@ _registered: dict[str, Callable[[], Back]] = {}
 
 
 def register(device_type: str, make: Callable[[], Back]) -> None:
-    """Tell who launches kernels on a type of device that lies above this layer; `make` is asked when a graph needs it."""
+    """Register what launches kernels on a type of device above this layer; `make` is asked when a graph needs it."""
     _registered[device_type] = make
 
 
 def back_of(device: torch.device) -> tuple[Back | None, str]:
-    """The back end for a device, and why there is none where there is none: torch computes the graph then."""
+    """The back end for a device; without one, None and the reason: torch then computes the graph."""
     if device.type in _registered:
         return _registered[device.type](), ""
     if device.type == "cpu":

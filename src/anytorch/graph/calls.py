@@ -83,7 +83,7 @@ def _is_view_of_a_view(node: Node) -> bool:
 
 
 def _is_contiguous(source: Any) -> bool:
-    """Was it when it was traced? Then any shape is a view of it."""
+    """Whether it was contiguous when it was traced. Then any shape is a view of it."""
     value = source.meta.get("val") if isinstance(source, Node) else None
     return isinstance(value, torch.Tensor) and value.is_contiguous()
 

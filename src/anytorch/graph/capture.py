@@ -96,11 +96,11 @@ class TracedGraph(KernelGraph):
         """The tensors among arguments that are like those it was traced with. Raises GraphError for others."""
         leaves, spec = _flat(arguments, named)
         if spec != self._takes:
-            raise GraphError("the graph is called with other arguments than it was traced with", hint="trace it anew")
+            raise GraphError("the graph is called with other arguments than it was traced with", hint="trace it again")
         for place, value in self._fixed.items():
             if isinstance(leaves[place], torch.Tensor) or leaves[place] != value:
                 raise GraphError(
-                    f"an argument is {leaves[place]!r}; the graph was traced with {value!r}", hint="trace it anew"
+                    f"an argument is {leaves[place]!r}; the graph was traced with {value!r}", hint="trace it again"
                 )
         return [leaf for place, leaf in enumerate(leaves) if place not in self._fixed]
 
@@ -233,7 +233,7 @@ class _Sizes:
         for name, made in self.made.items():
             if made.node.expr.is_Integer:
                 raise GraphError(
-                    f"dynamic: the function works for {name} = {made.node.expr} alone",
+                    f"dynamic: the function works only for {name} = {made.node.expr}",
                     hint="give the same name to the sizes of other arguments that must be equal to it",
                 )
         if len(self.symbols()) < len(self.made):

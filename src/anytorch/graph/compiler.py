@@ -143,7 +143,7 @@ def with_regions(
                 settle(inner)
                 count += 1
             except Untraceable as exc:
-                log.info("a region stays with ATen: %s", exc)
+                log.info("a region is left to ATen: %s", exc)
     settle(made)
     log.debug("a graph of %d nodes: %d regions", len(list(made.graph.nodes)), count)
     return make_boxed_func(changing(made.forward))
@@ -163,7 +163,7 @@ def joined(module: GraphModule, partitions: Sequence[Partition]) -> list[Partiti
         return {owner[user] for node in nodes for user in node.users} - {one}
 
     def lies_between(first: Partition, second: Partition) -> bool:
-        """Does a way lead from the first out to something else and into the second?"""
+        """Whether a path leads from the first, through some other node, into the second."""
         waiting = list(following(first) - {second})
         seen: set[Partition | Node] = set()
         while waiting:
@@ -203,7 +203,7 @@ COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.o
 
 
 def _is_copy_of_an_input(node: Node) -> bool:
-    """Is it an input that was copied, and maybe looked at through views?"""
+    """Whether it is a copied input, maybe seen through views."""
     copied = False
     while isinstance(node, Node) and node.op == "call_function" and node.args and isinstance(node.args[0], Node):
         copied |= node.target in COPIES
@@ -271,7 +271,7 @@ class Region(torch.nn.Module):
                     poisoned = partial(found.program, poison=True)
                     verify.check(self.kernel_graph, known, poisoned, inputs[0].device, ("normal",))
             except Exception as exc:  # noqa: BLE001  (whatever it is, torch computes these sizes)
-                log.info("a region runs as it was with %s: %s", known, exc)
+                log.info("a region runs uncompiled for the sizes %s: %s", known, exc)
                 return Found(None, None, why=str(exc))
         return found
 

@@ -137,7 +137,7 @@ def sites(graph: Graph, known: Mapping[str, int], back: str, device: torch.devic
                 continue
             part = match.alone()
             if reason := _why_not(kernel, part, known, device):
-                log.debug("%s is no candidate: %s", kernel.name, reason)
+                log.debug("%s is not a candidate: %s", kernel.name, reason)
                 continue
             taken.append(match.work)
             key = (match.output, match.covered, tuple(match.tensors.items()))

@@ -51,7 +51,7 @@ def with_changes(module: GraphModule) -> Callable[[Callable[..., Any]], Callable
     late: list[tuple[int, Node]] = []
     for node in [one for one in graph.nodes if one.target is aten.copy_.default and one.args[0] in places]:
         changed, made = node.args[0], node.args[1]
-        for user in [one for one in node.users if one.op != "output"]:  # who reads on reads the new values
+        for user in [one for one in node.users if one.op != "output"]:  # later readers read the new values
             user.replace_input_with(node, made)
         if _is_only_written(changed, made, node):
             node.replace_all_uses_with(_write(graph, changed, made))
@@ -77,7 +77,7 @@ def _is_impure(node: Node) -> bool:
 
 
 def _is_only_written(changed: Node, made: Node, last: Node) -> bool:
-    """Is `made` the input with a part of it overwritten, and does nobody read the old values?"""
+    """Whether `made` is the input with a part of it overwritten, and no node reads the old values."""
     if made.target not in IN_PLACE or made.args[0] is not changed:
         return False
     if any(changed in _sources(arg) for arg in (*made.args[1:], *made.kwargs.values()) if arg is not _copied(made)):
@@ -92,7 +92,7 @@ def _copied(made: Node) -> Any:
 
 
 def _is_target(view: Node) -> bool:
-    """Is it a view of which nothing but shape and dtype is read?"""
+    """Whether it is a view of which only shape and dtype are read."""
     return view.target in VIEWS and all(
         user.target is aten.copy.default and user.args[0] is view and user.args[1] is not view for user in view.users
     )

@@ -98,7 +98,7 @@ def exactly(size: SizeLike, by: SizeLike) -> SizeLike | None:
 
 
 def _below(index: Index, bound: SizeLike, extents: Mapping[str, SizeLike]) -> bool:
-    """Is it surely in [0, bound)?"""
+    """Whether it is certainly in [0, bound)."""
     top = index.start
     for atom, step in index.terms:
         if isinstance(step, int) and step < 0:

@@ -506,6 +506,6 @@ def _dtype(dtype: Any) -> str:
 def new_kernel_graph(backend: Any = "auto") -> KernelGraph:
     """An empty kernel graph. `backend`: "auto" (where the inputs are), or a back end such as "cpu", "cuda" or "mps".
 
-    A back end that this machine has not is told with a warning when the graph is first used, and the CPU is taken.
+    If this machine lacks the back end, a warning says so when the graph is first used, and the CPU is used.
     """
     return KernelGraph(str(getattr(backend, "value", backend)))

@@ -153,7 +153,7 @@ class Kernel:
 
 
 def _can_be_masked(value: Expr, axes: frozenset[str]) -> bool:
-    """Can all loads in it be masked where a position on these axes is not that of an element?
+    """Whether all loads in it can be masked where a position on these axes is not that of an element.
 
     A reduction is computed once for all who need it, chosen or not; and a load that changes with some of the axes alone
     has no room for the mask of all of them.
@@ -363,7 +363,7 @@ class Reader:
 
 
 def _larger(one: SizeLike, other: SizeLike) -> bool:
-    """Is it surely larger? Of unknown sizes: if it has more factors."""
+    """Whether it is certainly larger. Of unknown sizes: if it has more factors."""
     if isinstance(one, int) and isinstance(other, int):
         return one > other
     return exactly(one, other) is not None

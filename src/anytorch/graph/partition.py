@@ -1,7 +1,7 @@
 """Which nodes of a graph are computed by one kernel: groups are merged as long as no work is done twice for it.
 
 Every group begins as one node. A group may be merged with one it feeds if what comes out can be stored by one walk over one
-set of axes, and if nothing costly is then computed again and again. Views belong to nobody: they are read through.
+set of axes, and if nothing costly is then computed again and again. Views belong to no kernel: they are read through.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Partition:
 
 
 def is_free(graph: Graph, number: int) -> bool:
-    """Is it computed wherever it is needed, at no cost: a view, a number, or a half-precision value made wider?"""
+    """Whether it is computed wherever it is needed, at no cost: a view, a number, or a half-precision value made wider."""
     node = graph.nodes[number]
     if node.op == "cast" and node.dtype == "float32":
         return graph.nodes[node.args[0]].dtype in HALVES
@@ -131,7 +131,7 @@ class _Merger:
         return True
 
     def _acyclic(self, first: frozenset[int], second: frozenset[int]) -> bool:
-        """Is there no way from the first group to the second one through a third?"""
+        """Whether there is no path from the first group to the second one through a third."""
         both = first | second
         left = [r for n in first for r in self.readers[n] if r not in both]
         seen: set[int] = set()
@@ -169,7 +169,7 @@ class _Merger:
         return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*shapes, strict=True))
 
     def _wasteful(self, kernel: Kernel) -> bool:
-        """Is a reduction computed anew for every tile of axes that it does not depend on, at a cost that shows?"""
+        """Whether a reduction is computed again for every tile of axes that it does not depend on, at a noticeable cost."""
         extents = {axis: at(size, self.known) for axis, size in kernel.extents.items()}
 
         def volume(axes: Iterable[str]) -> int:
@@ -217,7 +217,7 @@ class _Merger:
         extents: Mapping[str, int],
         inside: Mapping[Reduction, set[str]],
     ) -> bool:
-        """Is it a narrow product that can be computed along with a wider one, in the same loop (an adapter of low rank)?"""
+        """Whether it is a narrow product that can be computed in the loop of a wider one (an adapter of low rank)."""
         width = math.prod(extents[axis] for axis in one.axes & inside[one])
         return width <= NARROW and any(other.over == one.over and not inside.get(other) for other in dots)
 

@@ -78,7 +78,7 @@ OURS: dict[Any, Any] = {
 
 
 def _largest(how: str) -> Any:
-    """max and min along a dimension: the values. Where they lie, nobody may ask."""
+    """max and min along a dimension: the values only; their indices must not be used."""
 
     def rule(one: Tracer, node: FxNode, x: Any, dim: int, keepdim: bool = False) -> tuple[int, ...]:
         return (one.b.add("reduce", one.operand(x), how=how, dims=(dim,), keepdim=True if keepdim else None),)

@@ -80,7 +80,7 @@ class Match:
     covered: frozenset[int] = frozenset()
 
     def __contains__(self, name: str) -> bool:
-        """Is a tensor or an op of this name part of it?"""
+        """Whether a tensor or an op of this name is part of it."""
         return name in self.tensors or name in self.nodes
 
     def __getitem__(self, name: str) -> Node:
@@ -129,7 +129,7 @@ class Match:
 
 
 def matches(graph: Graph, pattern: Pattern) -> Iterator[Match]:
-    """Every place of a pattern in a graph where nobody else needs what it computes on the way; by their last nodes, and
+    """Every place of a pattern in a graph where no other node needs its intermediate values; by their last nodes, and
     for each of these in the order in which the pattern names its choices."""
     for number in range(len(graph.nodes)):
         for found in _found(Match(graph, number), number, pattern):
@@ -138,14 +138,14 @@ def matches(graph: Graph, pattern: Pattern) -> Iterator[Match]:
 
 
 def _closed(match: Match) -> bool:
-    """Does nobody else read what costs something and is not the result?"""
+    """Whether no other node reads a value that costs something and is not the result."""
     graph = match.graph
     inner = match.work - {match.output}
     return not any(n in graph.outputs or not match.covered.issuperset(graph.users[n]) for n in inner)
 
 
 def _costs_nothing(graph: Graph, number: int) -> bool:
-    """May it be computed twice: a number, a view, or half precision made wider?"""
+    """Whether it may be computed twice: a number, a view, or half precision made wider."""
     node = graph.nodes[number]
     wider = node.op == "cast" and node.dtype == "float32" and graph.nodes[node.args[0]].dtype in HALVES
     return wider or node.kind == "view" or node.op in ("constant", "iota")

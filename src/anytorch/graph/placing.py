@@ -68,7 +68,7 @@ class _Room:
         return (self.box if self.is_box(place) else LINE) / 2
 
     def between(self, place: Place, following: Place) -> float:
-        """What the middles of two places beside one another are apart at least."""
+        """The least distance between the middles of two neighbouring places."""
         apart = APART if self.is_box(place) and self.is_box(following) else APART / 2
         return self.half(place) + apart + self.half(following)
 

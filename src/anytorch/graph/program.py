@@ -73,7 +73,7 @@ class Program:
         return sources(self.partition.graph, step.group.outputs[0])
 
     def __call__(self, tensors: Sequence[torch.Tensor], *, poison: bool = False) -> list[torch.Tensor]:
-        """The graph's outputs. With `poison` results are filled with NaN first, so that an element nobody writes shows."""
+        """The graph's outputs. With `poison` results are filled with NaN first, so that an unwritten element shows."""
         device = tensors[0].device if tensors else torch.device("cpu")
         key = (device, *[tensor.shape for tensor in tensors])
         plan = self._plans.get(key)
@@ -170,6 +170,6 @@ class Program:
 
 
 def all_by_torch(graph: Graph) -> Program:
-    """The graph op by op through torch, for any sizes: `reference.evaluate` for who calls it again and again."""
+    """The graph op by op through torch, for any sizes: as `reference.evaluate`, for repeated calls."""
     cut = partition(graph, {}, range(len(graph.nodes)))
     return Program(cut, [Step(group) for group in cut.groups])

@@ -109,7 +109,7 @@ class Record:
         verdict = Verdict.from_json(body["verdict"])
         sizes = verdict.question.facts.get("sizes", {})
         if not isinstance(sizes, dict) or not all(type(size) is int and abs(size) < LARGEST for size in sizes.values()):
-            raise TypeError("sizes that are none")
+            raise TypeError("sizes that are not whole numbers, or too large")
         return checked(cls(**named, verdict=verdict, steps=steps, kernel_keys=tuple(body["kernel_keys"])))
 
 
@@ -148,7 +148,7 @@ def _keep(graph: Graph, known: Mapping[str, int], found: Found, verdict: Verdict
 
 
 def _is_true(record: Record | None, found: Found, verdict: Verdict) -> bool:
-    """Does the record say what was found now?"""
+    """Whether the record says what was found now."""
     if record is None or record.verdict.when != verdict.when:
         return False
     steps = () if found.program is None else found.program.steps

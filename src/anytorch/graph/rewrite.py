@@ -173,7 +173,7 @@ def column_scales_after_matmul(one: Rewriter, node: Node, args: Sequence[int]) -
 
 
 def _keeps_matrices(one: Rewriter, found: Node) -> bool:
-    """Is it a view that keeps the last two dimensions as they are, or swaps them?"""
+    """Whether it is a view that keeps the last two dimensions as they are, or swaps them."""
     if found.op == "permute":
         rank = len(found.shape)
         return tuple(dim % rank for dim in found["dims"]) == (*range(rank - 2), rank - 1, rank - 2)

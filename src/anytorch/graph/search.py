@@ -154,7 +154,7 @@ class Search:
             _say_once(why)
             return Found(None, None, why=why)
         asked = question(self.graph, self.known, self.device, self.quick, back.name)
-        verdict = recall(asked, budget_s=self.time_limit_s)  # one that was cut short holds for who has no more time
+        verdict = recall(asked, budget_s=self.time_limit_s)  # if it was cut short, for calls without more time
         if verdict is not None:
             found = self._again(back, verdict)
             if found is not None:
@@ -175,7 +175,7 @@ class Search:
                 self._try(back, variant, programs, refused)
         except KeyboardInterrupt:
             log.warning("the search was stopped; what was found so far is used")
-            budget_s = min(budget_s, time.perf_counter() - self.began)  # who has more time than that searches again
+            budget_s = min(budget_s, time.perf_counter() - self.began)  # a call with more time than that searches again
             for variant in self._variants(back):
                 if variant.name not in programs:
                     refused.setdefault(variant.name, NO_TIME)
@@ -250,7 +250,7 @@ class Search:
         return partition(variant.graph, self.known, variant.library, variant.repeats, back.most_buffers)
 
     def _prove(self, variant: Variant) -> None:
-        """The first gate, on small sizes: is this variant the same function?"""
+        """Check on small sizes that this variant is the same function: the first gate."""
         small = shrunk(lowered(self.graph), lowered(handwritten.inlined(variant.graph)))
         try:
             finite_field.check_same(*small)
@@ -261,7 +261,7 @@ class Search:
         """A variant as a program, every kernel with its best schedule, or with those of another time."""
         cut = self._cut(back, variant)
         if then is not None and len(then) != len(cut.groups):
-            raise WrongAnswer("it has other kernels than it had")
+            raise WrongAnswer("the number of its kernels has changed")
         steps, took_s = [], 0.0
         for group, name in zip(cut.groups, then or [""] * len(cut.groups), strict=True):
             count = len(self.kernels)
@@ -301,7 +301,7 @@ class Search:
         if then:
             schedule = back.schedule(kernel, self.known, then)
             if schedule is None:
-                raise WrongAnswer(f"a kernel cannot be cut as it was: {then}")
+                raise WrongAnswer(f"the schedule that was stored for a kernel does not fit: {then}")
             if (known := recall(asked, budget_s=0.0)) is not None:
                 self.kernels.append(known)
         else:
@@ -453,7 +453,7 @@ class Search:
     def _slow_when_called(
         self, programs: Mapping[str, Program], plain: Callable[..., Any], inputs: Sequence[torch.Tensor]
     ) -> dict[str, str]:
-        """Programs that take longer than eager torch where nobody records them, as under torch.compile, and by how much."""
+        """Programs that take longer than eager torch when not recorded, as under torch.compile, and by how much."""
         if not self.quick:
             return {}
         runs = {name: partial(program, inputs) for name, program in programs.items()}

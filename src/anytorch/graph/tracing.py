@@ -153,7 +153,7 @@ def _select(one: Tracer, node: FxNode, x: Any, dim: int, index: Any) -> int:
     shape = one.shape(x)
     length = shape[dim]
     if not isinstance(index, int) or not isinstance(length, int):
-        raise Untraceable("a selection of unknown place")
+        raise Untraceable("a selection at an unknown position")
     place = index % length
     cut = one.b.add("slice", one.operand(x), dim=dim, start=place, stop=place + 1)
     dim %= len(shape)
@@ -233,7 +233,7 @@ def _select_scatter(one: Tracer, node: FxNode, x: Any, value: Any, dim: int, ind
     dim %= len(shape)
     length = shape[dim]
     if not isinstance(index, int) or not isinstance(length, int):
-        raise Untraceable("a selection of unknown place")
+        raise Untraceable("a selection at an unknown position")
     beside = one.beside(x)
     lengths = tuple(length if place == dim else 1 for place in range(len(shape)))
     places = one.b.add("iota", shape=lengths, dim=dim, dtype="int64")
@@ -446,7 +446,7 @@ def traced(module: GraphModule) -> Graph:
 
 
 def is_traceable(node: FxNode) -> bool:
-    """Can this node be part of a kernel graph, whatever stands around it?"""
+    """Whether this node can be part of a kernel graph, whatever stands around it."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:

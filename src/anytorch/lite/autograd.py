@@ -39,7 +39,7 @@ def no_grad() -> Iterator[None]:
 
 @contextmanager
 def enable_grad() -> Iterator[None]:
-    """Recording again, inside a `no_grad` block."""
+    """A context in which ops are recorded again, inside a `no_grad` block."""
     token = _enabled.set(True)
     try:
         yield
@@ -162,7 +162,7 @@ class Base:
         """Add the gradient of this tensor to `.grad` of every leaf it was made from. First order only."""
         if not self.requires_grad:
             raise UsageError(
-                "backward() on a tensor that does not require gradients", hint="make its inputs with requires_grad=True"
+                "backward() needs a tensor that requires gradients", hint="make its inputs with requires_grad=True"
             )
         if gradient is None:
             if self.data.size != 1:

@@ -36,7 +36,7 @@ def carried(x: T, device: CustomDevice) -> T:
 
 
 def on_gpu(function: Function) -> Function:
-    """For a function of arrays that NumPy has no word for: arrays on the GPU go to its namesake in `gpu.functions`.
+    """For a function of arrays that NumPy does not have: arrays on the GPU go to its namesake in `gpu.functions`.
 
     So do NumPy's own functions find their kernels (see `gpu.array`): an op is written once, and its arrays decide.
     """

@@ -46,7 +46,7 @@ class Optimizer:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         if len(saved["state"]) != len(self.parameters):
-            raise UsageError(f"the state is of {len(saved['state'])} parameters, there are {len(self.parameters)}")
+            raise UsageError(f"the state has {len(saved['state'])} parameters, the optimiser {len(self.parameters)}")
         self.steps, self.lr = saved["steps"], saved["lr"]
         self.state = [{name: np.array(value) for name, value in state.items()} for state in saved["state"]]
 
@@ -161,7 +161,7 @@ class Schedule:
 
 
 def step_schedule(optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> Schedule:
-    """Times `gamma` every `step_size` epochs."""
+    """Multiply the learning rate by `gamma` every `step_size` epochs."""
     return Schedule(optimizer, lambda epoch: gamma ** (epoch // step_size))
 
 
@@ -170,7 +170,7 @@ def exponential_schedule(optimizer: Optimizer, gamma: float) -> Schedule:
 
 
 def cosine_schedule(optimizer: Optimizer, epochs: int, warmup: int = 0) -> Schedule:
-    """Up in a straight line for `warmup` epochs, then down along a cosine to 0 at `epochs`."""
+    """The learning rate rises linearly for `warmup` epochs, then falls along a cosine to 0 at `epochs`."""
 
     def factor(epoch: int) -> float:
         if epoch < warmup:

@@ -26,7 +26,7 @@ def operand(beside: CustomTensor, value: Any) -> CustomTensor | Scalar:
 
 
 def operator(ufunc: Any, general: Callable[..., CustomTensor]) -> Operator:
-    """`a + b` and its like: straight to NumPy where no gradient is wanted and the types agree, else through `general`.
+    """Operators such as `a + b`: straight to NumPy where no gradient is wanted and the types agree, else through `general`.
 
     Of the time to add two small tensors most goes to what surrounds the addition, so this is written for few steps; a test
     counts them.
@@ -56,7 +56,7 @@ def beside(general: Callable[..., CustomTensor]) -> Operator:
 
 
 def reflected(general: Callable[..., CustomTensor]) -> Operator:
-    """`2 - tensor` and its like."""
+    """`2 - tensor` and similar operators."""
     return lambda self, other: general(operand(self, other), self)
 
 
@@ -151,7 +151,7 @@ class CustomTensor(Base):
 
     def __len__(self) -> int:
         if not self.data.ndim:
-            raise TypeError("len() of a tensor without dimensions")
+            raise TypeError("len() of a tensor without dimensions is undefined")
         return int(self.data.shape[0])
 
     def __iter__(self) -> Iterator[CustomTensor]:
@@ -176,7 +176,7 @@ class CustomTensor(Base):
     def numpy(self) -> Array:
         """The numbers as a NumPy array: the same memory on the host, a copy from the GPU."""
         if self.requires_grad:
-            raise UsageError(".numpy() of a tensor that requires gradients", hint="use .detach().numpy()")
+            raise UsageError(".numpy() does not work on a tensor that requires gradients", hint="use .detach().numpy()")
         return np.asarray(self.data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

@@ -1,4 +1,4 @@
-"""Candidates compiled by threads, beside the work that will use them: nobody waits for a compiler."""
+"""Candidates compiled by threads, beside the work that will use them, which does not wait for the compiler."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Compiling:
                 try:
                     thread.start()
                 except RuntimeError as exc:  # fewer compile beside; with none, what is used is compiled when it is used
-                    log.info("%d of %d threads compile: %s", len(self.threads), count, exc)
+                    log.info("only %d of %d threads could be started to compile: %s", len(self.threads), count, exc)
                     break
                 self.threads.append(thread)
                 self.at_work += 1

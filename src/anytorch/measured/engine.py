@@ -154,7 +154,7 @@ class _Contest:
     error_unit: str
 
     def admit(self, entrants: Sequence[_Entrant]) -> None:
-        """The answer of each, which is its warm-up too, then one sample: what is measured last is no stranger either."""
+        """Check each one's answer, which warms it up, then take one sample: so the last one measured is warm, too."""
         expected = 0.0  # what two runs of the first that was right take: no other is begun that would end too late
         for one in entrants:
             if one.refused:

@@ -34,7 +34,7 @@ def recall(
 ) -> Verdict | None:
     """What was measured before for this very question; None if nothing was, or nothing that helps.
 
-    A verdict that ran out of time holds for those who have no more time than it had (`budget_s`, by default the setting
+    A verdict that ran out of time holds for callers that have no more time than it had (`budget_s`, by default the setting
     `measure_s`). With `names`, what was chosen must be among them.
     """
     path = folder() / f"{question.key}.json"

@@ -63,7 +63,7 @@ class Trial:
 
     @property
     def wrong(self) -> bool:
-        """Was its answer not right?"""
+        """Whether its answer was wrong."""
         return self.refused.startswith(WRONG)
 
     @property
@@ -96,12 +96,12 @@ class Verdict:
 
     @property
     def passing(self) -> bool:
-        """Would another day give another answer? Then it is not stored."""
+        """Whether another day could give another answer. Then it is not stored."""
         return any(one.passing for one in self.trials)
 
     @property
     def cut_short(self) -> bool:
-        """Was a candidate not measured for lack of time, here or in a verdict that this one rests on?"""
+        """Whether a candidate was not measured for lack of time, here or in a verdict that this one rests on."""
         return self.hurried or any(one.refused == NO_TIME for one in self.trials)
 
     @property

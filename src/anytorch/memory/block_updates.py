@@ -5,7 +5,7 @@ new version is complete before the old one goes.
 
 A block is updated on the CPU where it rests, by our own loop or by torch's optimizer. One thread does so beside what else
 the program does, of what is ready what is needed first. A block that waits for its update or is being updated cannot be
-fetched to the device (`Mover.begin_change`), so nobody ever computes with half of one: who needs the block waits for it.
+fetched to the device (`Mover.begin_change`), so nothing ever computes with half of one: a step that needs the block waits.
 """
 
 from __future__ import annotations

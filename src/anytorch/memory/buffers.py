@@ -90,7 +90,7 @@ class HostArena:
         return pieces
 
     def _next_segment(self) -> None:
-        assert self._left > 0, "more was asked for than the arena was made for"
+        assert self._left > 0, "the arena is full: more bytes were requested than it was made for"
         size = min(SEGMENT, 2 ** (self._left.bit_length() - 1)) if self._left >= PAGE else self._left
         self._segment, self._at = host_buffer(size, pinned=self._pinned and size >= PAGE, lasting=True), 0
         self._left -= size

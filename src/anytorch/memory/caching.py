@@ -15,7 +15,7 @@ from anytorch.memory.stack import TensorStack
 def tiered_cache(stack: TensorStack | Mapping[str, Any], config: Any = None) -> Any:
     """A transformers cache for `model.generate(…, past_key_values=tiered_cache(stack))`.
 
-    Keys and values are kept in the stack, whose budgets hold; a layer's are brought to level 0 when the layer runs, and the
+    Keys and values are kept in the stack, within its budgets; a layer's are brought to level 0 when the layer runs, and the
     next layer's are fetched meanwhile. `stack` may be the configuration of one. Needs transformers.
     """
     try:

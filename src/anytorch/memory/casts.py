@@ -145,7 +145,7 @@ def _set_data(self: Tensor, value: Tensor) -> None:
 
 
 def watch() -> None:
-    """What stands in other functions' places is gone after `unwatch`."""
+    """Put our functions in place of others; `unwatch` takes them away."""
     transformers = sys.modules.get("transformers.pytorch_utils")
     if transformers is not None and not any(layer.kind is transformers.Conv1D for layer in _layers):
         _layers.append(_Layer(transformers.Conv1D, _transposed))

@@ -26,9 +26,9 @@ WAYS = ("keep", "checkpoint", "offload")
 
 
 def activations(model: nn.Module, way: str) -> int:
-    """Set the way for the repeated blocks of a model; returns how many there are. Fit the model first, then call this."""
+    """Set what a model's repeated blocks keep for backward; returns how many there are. Fit the model first."""
     if way not in WAYS:
-        raise UsageError(f"unknown way with activations {way!r}; ways: {', '.join(WAYS)}")
+        raise UsageError(f"way={way!r} is unknown; known: {', '.join(WAYS)}")
     restore(model)
     if way == "keep":
         return 0

@@ -37,7 +37,7 @@ _plain_train: Any = nn.Module.train
 
 
 class NotWatched:
-    """`with NotWatched():` the calls of this thread are nobody's first ones."""
+    """`with NotWatched():` the calls of this thread do not count as a model's first run."""
 
     def __enter__(self) -> None:
         self._before = getattr(_inside, "on", False)
@@ -91,7 +91,7 @@ def _train(self: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def _is_ordinary(module: nn.Module) -> bool:
-    """False where a call is none of a program's own: traced, transformed, computed again in backward, or a replica."""
+    """False for a call that is not the program's own: traced, transformed, computed again in backward, or a replica."""
     # Both are None outside of a tracer and of torch.func's transforms, which torch's stubs do not know.
     traced: Any = torch._C._get_tracing_state()
     transformed: Any = torch._C._functorch.peek_interpreter_stack()

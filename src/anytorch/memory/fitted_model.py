@@ -38,7 +38,7 @@ HANDLE = "_anytorch_fitted"  # in the model's __dict__: the handle lives exactly
 
 
 class Fitted(FittedState):
-    """A model at its homes. Owns the files, threads and memory; `unfit` (or the end of the process) gives them back."""
+    """A fitted model at its blocks' homes. Owns the files, threads and memory; `unfit` (or the process's end) frees them."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Fitted(FittedState):
     @property
     def model(self) -> nn.Module:
         model = self._model()
-        assert model is not None, "the model is gone"
+        assert model is not None, "the model was deleted"
         return model
 
     # --- setting up ------------------------------------------------------------------------------------------------
@@ -272,8 +272,8 @@ class Fitted(FittedState):
         """Free threads, files and buffers now. May be called twice; close an optimizer before.
 
         The model is an ordinary one afterwards. Its weights on the device stay; those that were not are lost, and using one
-        raises UsageError: `unfit` keeps them. Nothing of ours refers to the model any more, nor the other way round, so that
-        it goes with its last user and not with the garbage collector's next round.
+        raises UsageError: `unfit` keeps them. Neither refers to the other any more, so the model is
+        freed with its last user, not by the next garbage collection.
         """
         if self._closed:
             return

@@ -55,8 +55,8 @@ def fit(
     computes. Budgets that are not given come from what is free. `reserve` is kept free of the device budget for
     activations, `host_reserve` of the host's (an optimizer works there); `compute_s` is how long one pass computes, for a
     better plan. `blocks` and `resident` name modules (patterns allowed) that move as one and that stay on the device;
-    blocks="leaves" moves every leaf module by itself: less memory passes weights on, and more of them stay, in a model
-    whose layers only call their children. `training` plans for forward and backward.
+    blocks="leaves" moves every leaf module by itself: that takes less memory for weights in transit, so that more of them
+    stay, but layers may only call their children. `training` plans for forward and backward.
     `rest_format` ("int8", "int4", "fp4", …: the names of `anytorch.quant`) lets the linear layers of blocks that are not
     resident rest in fewer bits, which is lossy. The model is left as it was if anything fails.
 
@@ -82,7 +82,7 @@ def fit(
         _spread(model, devices, device_budget, blocks, reserve)
         return model
     if isinstance(device_budget, Sequence) and not isinstance(device_budget, str):
-        raise UsageError("several budgets are for several cards", hint="name them with devices=[…]")
+        raise UsageError("device_budget is a list, but only one card is used", hint="name the cards with devices=[…]")
     tiers = create_tiers(
         device,
         device_budget=device_budget,
@@ -106,7 +106,7 @@ def _spread(
     reserve: Size,
 ) -> None:
     if blocks == LEAVES:
-        raise UsageError('blocks="leaves" is for streaming; name modules, or leave it out')
+        raise UsageError('blocks="leaves" works with one device only; name modules, or leave it out')
     names = (blocks,) if isinstance(blocks, str) else blocks
     spread(model, devices, budgets, blocks=names, reserve=parse_nbytes(reserve, "reserve"), handle=HANDLE)
 
@@ -114,7 +114,7 @@ def _spread(
 def fitted(model: nn.Module) -> Fitted:
     """The handle of a fitted model: its plan, ledger, statistics, `save`, `unfit`. Raises UsageError if it is not fitted.
 
-    Of a model over several cards it is a `memory.spread.Spread`, which has `plan`, `explain` and `unfit` alone.
+    For a model over several cards it is a `memory.spread.Spread`, which has only `plan`, `explain` and `unfit`.
     """
     handle: Fitted | None = model.__dict__.get(HANDLE)
     if handle is None:

@@ -132,7 +132,7 @@ class BlockHomes:
     def rewrite(self, name: str, weights: Mapping[str, torch.Tensor]) -> None:
         """New values take the place of a block's old ones at its home; parameters that are not named keep theirs.
 
-        The caller sees to it that nobody fetches the block meanwhile (`Mover.begin_change`) or that the ring is emptied
+        The caller makes sure that the block is not fetched meanwhile (`Mover.begin_change`) or that the ring is emptied
         afterwards.
         """
         packing = self._state.packings.get(name)

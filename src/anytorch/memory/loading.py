@@ -48,8 +48,8 @@ def load(
 
     `source` is a Hugging Face model folder (needs transformers), or a class or function that makes the module, with
     `weights` naming its checkpoint. Blocks that fit no memory budget are read from those files in every pass; nothing is
-    written, unless `rest_format` asks for fewer bits: then the checkpoint is gone through once, a block at a time, and what
-    rests on disk is written to `disk` (a folder in the cache by default) until the model goes. The other arguments are those
+    written, unless `rest_format` asks for fewer bits: then the checkpoint is read once, a block at a time, and what
+    rests on disk is written to `disk` (by default in the cache) until the model is gone. The other arguments are those
     of `fit`. Raises ModelError, which names the file or the tensor that is missing.
     """
     model, checkpoint = build(source, weights)
@@ -78,7 +78,7 @@ def build(source: str | Path | Callable[[], nn.Module], weights: str | Path | No
     with parameters_on_meta():
         if callable(source):
             if weights is None:
-                raise UsageError("weights= must name the checkpoint of a module made by a function or class")
+                raise UsageError("weights= is missing: a module made by a function or class needs its checkpoint")
             model, checkpoint = source(), Path(weights)
         else:
             checkpoint = Path(weights or source)

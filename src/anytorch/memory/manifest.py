@@ -45,7 +45,7 @@ def problem_of(folder: Path, read: Iterable[str] = ()) -> str:
         body = parse_json((folder / MANIFEST).read_bytes())
         entries: dict[str, Any] = body["files"]
         if body["format"] != FORMAT or body["crc32"] != f"{_sum_of(entries):08x}":
-            return f"{MANIFEST} is not as it was written"
+            return f"{MANIFEST} was changed after it was written"
         wanted = {folder / name: (int(nbytes), int(value, 16)) for name, (nbytes, value) in entries.items()}
     except NOT_THERE as exc:
         return f"{MANIFEST} cannot be read: {exc.strerror}"
@@ -53,7 +53,7 @@ def problem_of(folder: Path, read: Iterable[str] = ()) -> str:
         return f"{MANIFEST} is damaged ({exc!r})"
     more = [name for name in read if name not in entries and (folder / name).exists()]
     if more:
-        return f"{more[0]} was not written with it"
+        return f"{more[0]} is not listed in {MANIFEST}"
     with Workers(min(THREADS, max(1, len(wanted))), "anytorch-sums") as pool:
         found = pool.map(lambda path: _problem_of_file(path, wanted[path]), wanted)
         return next((f"{path.relative_to(folder)} {why}" for path, why in zip(wanted, found, strict=True) if why), "")

@@ -293,14 +293,14 @@ def _contains(model: nn.Module, part: nn.Module) -> bool:
 
 
 def _forget(mode: weakref.ref[ActiveMode], key: int) -> None:
-    """A module that was called is gone."""
+    """Forget a module that was called and is now deleted."""
     active = mode()
     if active is not None:
         active._known.pop(key, None)
 
 
 def _drop(mode: weakref.ref[ActiveMode], prepared: Prepared) -> None:
-    """A model that was prepared is gone with all its parts."""
+    """Drop a prepared model that is deleted with all its parts."""
     active = mode()
     if active is not None and prepared in active._prepared:
         active._prepared.remove(prepared)

@@ -116,7 +116,7 @@ def _refuse_copy(_: dict[int, Any]) -> NoReturn:
 
 
 def _apply(model: nn.Module, running: Running) -> Callable[..., nn.Module]:
-    """`.to`, `.half`, `.cuda` and their like all come through here, with a function to apply to every tensor."""
+    """`.to`, `.half`, `.cuda` and similar calls all come through here, with a function to apply to every tensor."""
 
     def apply(function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         for dtype in {p.dtype for p in model.parameters()}:

@@ -3,9 +3,9 @@
 While a step computes, the blocks of the next steps are on their way (`transfers`). What comes next is what came next the
 last time, so the mover follows the program rather than a fixed trace.
 
-The lock guards the books alone (what is in the ring, who uses it, what comes next). Nobody holds it while bytes move: who
-needs a block counts as its user, lets go of the lock and then waits for the reads, so a slow disk stops only those who
-need what it reads.
+The lock guards the books alone (what is in the ring, who uses it, what comes next). No thread holds it while bytes move: one
+that needs a block counts as its user, releases the lock and then waits for the reads, so a slow disk stops only threads
+that need what it reads.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ class Mover:
     def begin_change(self, name: str) -> None:
         """Announce a write to a block's image at home: it leaves the ring and is not fetched before `end_change`.
 
-        One writer at a time: who comes while another one changes the block waits until that one is done.
+        One writer at a time: a second one waits until the first is done with the block.
         """
         with self._changed:
             self.wait_unchanged(name)

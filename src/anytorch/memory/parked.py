@@ -32,7 +32,7 @@ def described(
     if not describes(func):
         if gone:
             raise UsageError(
-                f"{function_name(func)} was called on a weight whose values went when its fitted model was closed",
+                f"{function_name(func)} was called on a weight that was freed when its fitted model was closed",
                 hint="load_state_dict(…, assign=True) gives the model weights again; unfit(model) before closing keeps them",
             )
         raise UsageError(

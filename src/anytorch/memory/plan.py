@@ -206,7 +206,7 @@ def first(names: Sequence[str], nbytes: Mapping[str, int], room: int) -> list[st
 def cost_of(plan: TierPlan) -> tuple[float, int, int]:
     """What the planner minimises: the time of a pass, then bytes streamed, then device memory.
 
-    Where nobody knows how long the steps compute, two guesses are added up: a tenth of the time their blocks travel (then
+    If it is unknown how long the steps compute, two guesses are added up: a tenth of the time their blocks travel (then
     what streams decides, and residents win) and all of it (then overlapping gains most). So a plan gives up neither
     residents nor double buffering because a figure is missing.
     """

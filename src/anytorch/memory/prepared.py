@@ -30,7 +30,7 @@ log = logs.logger(__name__)
 Phase = Literal["training", "gradients", "inference"]
 OWN_OPTIMIZER = (
     "anytorch.memory.TieredOptimizer trains a streamed model; "
-    "torch's own optimizers cannot update weights that are not there"
+    "torch's own optimizers cannot update weights that are not on the device"
 )
 
 
@@ -103,7 +103,7 @@ class Prepared:
         return any(id(part) in modules for part in self.parts) or self.packed_layers_of(modules)
 
     def packed_layers_of(self, modules: AbstractSet[int]) -> bool:
-        """Are layers that wait here while packed ones stand in their places among these?"""
+        """Whether any of these is a layer that waits here while a packed one stands in its place."""
         return self._originals is not None and self._originals.keeps_layers_of(modules)
 
     def unpack(self) -> None:
@@ -243,7 +243,7 @@ class Prepared:
         try:
             switch("sdpa")
         except (ValueError, ImportError) as exc:
-            self.left["attention"] = f"it stays as the model spells it out: {exc}"
+            self.left["attention"] = f"the model's own attention code is used: {exc}"
             return
 
         def back(it: Any) -> None:
@@ -339,9 +339,9 @@ class Prepared:
         self.step("streamed", what, unfit, self._cannot_bring_back)
 
     def _cannot_bring_back(self, parts: list[nn.Module]) -> None:
-        """Where weights stream is the whole model's knowledge."""
+        """Warn that weights are lost: only the whole model knew where they stream from."""
         log.warning(
-            "mode %s: the weights of %d parts of a streamed %s went with it; keep the model while its parts are used",
+            "mode %s: the weights of %d parts of a streamed %s were freed with it; keep it while its parts are used",
             self.mode.name, len(parts), self.name,
         )  # fmt: skip
 
@@ -366,7 +366,7 @@ class Prepared:
         elif floats and torch.float32 not in floats:
             self.left["mixed precision"] = f"its weights are {', '.join(sorted(map(str, floats)))}"
         elif name == "float16" and phase == "training":
-            self.left["mixed precision"] = "float16 gradients need torch.amp.GradScaler, which is the program's to call"
+            self.left["mixed precision"] = "float16 gradients need torch.amp.GradScaler, called by the program"
         else:
             self.autocast = getattr(torch, name)
             if phase == "inference" and "streamed" not in self.did and HANDLE not in model.__dict__:
@@ -377,7 +377,7 @@ class Prepared:
         more = sum(weight.numel() for weight in casts.layers_of(model).values()) * dtype.itemsize
         if budget is not None and sum(tensor.nbytes for tensor in tensors_of(model)) + more > budget:
             self.left["weights kept in " + str(dtype).removeprefix("torch.")] = (
-                f"{words(more)} more would be beyond the budget of {words(budget)}; each call rounds them"
+                f"{words(more)} more would exceed the budget of {words(budget)}; each call rounds them again"
             )
             return
         casts.hold(model, dtype)

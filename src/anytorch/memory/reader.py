@@ -5,7 +5,7 @@ Where the file system refuses them, reads are buffered and the cache is told to 
 
 What we wrote ourselves is checked: one CRC-32 per MiB, at the speed of memory (`anytorch.native.sums`). It finds every
 flipped bit and every pair of them, every zeroed or stale page, pages that changed places and every cut-off file. It is no
-defence against somebody who means harm.
+defence against deliberate changes.
 """
 
 from __future__ import annotations

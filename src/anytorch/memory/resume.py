@@ -106,7 +106,7 @@ def save_training(
     found = checkpoints(root)
     if found and found[-1] != target:
         log.warning(
-            "%s holds %s, of a later step than the one just saved: it is the one that resuming takes. "
+            "%s holds %s, of a later step than the one just saved: resuming would start from that one. "
             "Name another folder for another run, or remove it",
             root, found[-1].name,
         )  # fmt: skip
@@ -133,7 +133,7 @@ def resume_training(folder: str | Path, optimizer: TieredOptimizer) -> dict[str,
 
     Every file is compared with its checksum first. A damaged checkpoint is put aside as `damaged-step-…`, with a warning,
     and the one before it is used; where all are damaged, ModelError says so and nothing was changed. A step that is still
-    under way, or failed, is given up, and so are the gradients there are.
+    under way, or failed, is discarded with all gradients.
     """
     found = checkpoints(Path(folder))
     if not found:
@@ -170,7 +170,7 @@ def newest_whole(found: Sequence[Path]) -> tuple[Path, dict[str, Any]]:
     told = "; ".join(f"{checkpoint}: {why}" for checkpoint, why in wrong.items())
     raise ModelError(
         f"no checkpoint can be resumed from: {told}",
-        hint="nothing was changed; restore a copy of it, or remove it to begin anew",
+        hint="nothing was changed; restore a copy of it, or remove it to start over",
     )
 
 

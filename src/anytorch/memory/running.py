@@ -160,8 +160,8 @@ class Running:
         outer = next((name for name in self.packings if self._awake.get(name)), None)
         if outer is not None:
             raise UsageError(
-                f"{unit.name!r} is used within the forward of {outer!r}, and both rest packed: the memory that weights are "
-                "unpacked to holds one of them",
+                f"{unit.name!r} is used within the forward of {outer!r}, and both are stored packed: there is "
+                "memory to unpack only one of them at a time",
                 hint="name a module that holds both with blocks=[…], keep one on the device with resident=[…], or leave "
                 "rest_format out",
             )

@@ -223,7 +223,7 @@ def remove_stale(parent: Path) -> list[Path]:
     for folder in [*parent.glob(f"{PREFIX}*"), *parent.glob(f".{PREFIX}*")]:
         if folder.is_dir() and is_stale(folder):
             shutil.rmtree(folder, ignore_errors=True)
-            log.info("removed %s, left behind by a process that is gone", folder)
+            log.info("removed %s, left behind by a process that has ended", folder)
             removed.append(folder)
     return removed
 

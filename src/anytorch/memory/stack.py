@@ -3,8 +3,9 @@
 A tensor is on exactly one level at every instant. A move reserves room at the target, makes a complete copy there, and
 changes the entry in one assignment; then the source is given up. Whatever happens in between leaves the tensor where it was.
 
-The lock guards the books alone. Nobody holds it while bytes move: an entry whose bytes are being read or copied is *busy*,
-and only who needs that entry, or the room that it leaves, waits for it. Ctrl-C waits, too: for the tensor that is under way.
+The lock guards the books alone. No thread holds it while bytes move: an entry whose bytes are being read or copied is
+*busy*, and only threads that need that entry, or the room that it leaves, wait for it. Ctrl-C waits, too: for the tensor
+that is under way.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ log = logs.logger(__name__)
 MIB = 2**20
 BOUNCE = 4 * MIB
 NAME = "tensor"  # of the one tensor in a file
-LOOK_S = 0.1  # how often who waits looks whether somebody pressed Ctrl-C
+LOOK_S = 0.1  # how often a waiting thread looks whether Ctrl-C was pressed
 DISK_NAMES = ("ssd", "disk", "nvme", "hdd")
 CPU = torch.device("cpu")
 
@@ -290,7 +291,7 @@ class TensorStore:
         return entry.last_use + entry.period if entry.period is not None else math.inf
 
     def _promote(self, key: str, entry: Entry, keep: set[str], *, patient: bool) -> None:
-        """Bring an entry up. `patient`, for who uses it now: where it comes to lie must not depend on copies under way."""
+        """Bring an entry up. `patient`: the caller uses it now, so its place must not depend on copies under way."""
         for target in range(entry.level):
             if self._make_room(target, entry.nbytes, keep | {key}, patient=patient):
                 if self._is_still(key, entry) and entry.level > target:

@@ -53,10 +53,10 @@ class TieredOptimizer(torch.optim.Optimizer):
     `parameter.grad`, so that function cannot. Call `backward` several times before `step` to accumulate gradients.
 
     `overlap` lets blocks in host memory be updated beside the device's work, with the same result to the last bit:
-    None: a step is complete when it returns. "forward": `step` returns at once, and whoever needs a block next waits for
-    it. "backward": besides, a block that is computed again in backward (`activations(model, "checkpoint")`) is updated as
+    None: a step is complete when it returns. "forward": `step` returns at once, and a block is waited for when it is needed
+    next. "backward": besides, a block that is computed again in backward (`activations(model, "checkpoint")`) is updated as
     soon as backward is through with it. Then the first backward without `accumulate()` around it decides: a step can no
-    longer be left out, and clipping, which needs all gradients first, is refused.
+    longer be skipped, and clipping, which needs all gradients first, is refused.
     """
 
     def __init__(
@@ -137,9 +137,9 @@ class TieredOptimizer(torch.optim.Optimizer):
         parameter.grad = None
         if block in self._early:
             raise UsageError(
-                f"{path} was updated when the last backward was through with it, and now has another gradient",
-                hint="call every backward but the last of a step within `with optimizer.accumulate():`; after a backward "
-                "that was broken off go back to the last checkpoint (anytorch.memory.resume_training)",
+                f"{path} got another gradient after the optimizer had already updated it in this step",
+                hint="call every backward but the last of a step within `with optimizer.accumulate():`; after an "
+                "interrupted backward, go back to the last checkpoint (anytorch.memory.resume_training)",
             )
         self.gradients.add(block, path, gradient)
 
@@ -174,7 +174,7 @@ class TieredOptimizer(torch.optim.Optimizer):
         """Update every parameter that has a gradient. Blocks are done one after another, each complete before the next.
 
         Raises ModelError if that ends half way (a full disk, no memory), and at every step from then on, until the weights
-        are a checkpoint's again (`resume_training`): whoever tries it again would update some weights twice.
+        are a checkpoint's again (`resume_training`): repeating it would update some weights twice.
         """
         self.check_whole()
         loss = None
@@ -268,10 +268,10 @@ class TieredOptimizer(torch.optim.Optimizer):
         try:
             self.wait()
         except ModelError as exc:
-            log.warning("%s: it is given up, as the weights go back to a checkpoint", exc.message)
+            log.warning("%s: ignored, because the weights are reset to a checkpoint", exc.message)
         self.zero_grad()
         self._begin_anew()
-        self._half_done = "resuming was broken off, so some weights are the checkpoint's and others are not"
+        self._half_done = "resuming was interrupted, so only some weights are those of the checkpoint"
         yield
         self._half_done = ""
 

@@ -99,7 +99,7 @@ def find(stem: str, suffix: str) -> Path | None:
         if hashlib.sha256(path.read_bytes()).hexdigest() == hashes[path.name]:
             _whole.add(path)
             return path
-        give_up(path, "it is not as it was built")
+        give_up(path, "it was changed after it was built")
     except OSError as exc:
         give_up(path, f"it cannot be read: {exc.strerror}")
     return None

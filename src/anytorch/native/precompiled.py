@@ -54,7 +54,7 @@ def give_up(compiler: Compiler, found: tuple[str, ...], why: Exception) -> None:
 def _make(made: Path, compiler: Compiler, flags: Sequence[str], native: Path) -> None:
     folder = trust.own_folder(native, made.parent.name)
     if folder != made.parent:
-        raise PermissionError(1, f"{made.parent} is somebody else's")
+        raise PermissionError(1, f"{made.parent} belongs to another user")
     with only_builder(native / f"{folder.name}.lock"):
         if made.exists() and not trust.refusal(made):  # another process was faster
             return

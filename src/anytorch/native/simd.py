@@ -60,7 +60,7 @@ ASKED = ("fma", "f16c", "avx2", "avx512f", "avx512dq", "avx512bw", "avx512vl", "
 
 
 def features() -> frozenset[str]:
-    """The processor's features as the operating system allows them; empty where nobody says (Windows on arm64)."""
+    """The processor's features as the operating system allows them; empty where unknown (Windows on arm64)."""
     system = platform.system()
     if system == "Linux":
         return read_cpu(Tree()).features

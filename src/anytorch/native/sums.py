@@ -1,7 +1,7 @@
 """CRC-32 of what we write and read back: zlib's sum, computed by our C++ at the speed of memory where it can be built.
 
 A CRC finds every flipped bit, every pair of them and every burst of up to 32 bits in a part, pages that changed places, and
-all but one in 2**32 of whatever else happens to a file. It is no defence against somebody who means harm.
+all but one in 2**32 of whatever else happens to a file. It is no defence against deliberate changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""May a library in the cache be loaded? Only as it was built, and only if nobody else could have put it there.
+"""Decide whether a cached library may be loaded: only as it was built, and only if no other user could have put it there.
 
 Loading runs the file's code, and a damaged one ends the process (SIGBUS, SIGSEGV) at every start. So the hash that a library
 was built with lies beside it and is compared before loading; and the library, its hash and their folder must belong to this
@@ -59,7 +59,7 @@ def refusal(library: Path) -> str:
         if _whole.get(library) == (status.st_ino, status.st_mtime_ns):
             return ""
         if hash_of(library).read_text(errors="replace").strip() != _digest(library):
-            return "it is not as it was built"
+            return "it was changed after it was built"
     except FileNotFoundError:
         return NO_HASH
     except OSError as exc:
@@ -69,7 +69,7 @@ def refusal(library: Path) -> str:
 
 
 def own_folder(cache: Path, name: str) -> Path:
-    """The folder of the cache to build in: `name`, or this user's own where that is somebody else's or cannot be written.
+    """The folder of the cache to build in: `name`, or this user's own if that belongs to another user or cannot be written.
 
     One of ours that others may write to is closed to them: with a umask of 002 it was made so. Raises OSError.
     """
@@ -91,7 +91,7 @@ def own_folder(cache: Path, name: str) -> Path:
 
 
 def _not_ours(status: os.stat_result, what: str, folder: Path) -> str:
-    """Why somebody else could have written what has this status, in words; "" if nobody could. It is in, or is, `folder`."""
+    """Why another user could have written a file of this status, in words; "" if none could. It is in, or is, `folder`."""
     if not hasattr(os, "geteuid"):  # Windows: what is in a user's folders is the user's
         return ""
     if settings.get("trust_cache"):
@@ -101,7 +101,7 @@ def _not_ours(status: os.stat_result, what: str, folder: Path) -> str:
     if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
         return ""
     others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and status.st_gid not in _groups())
-    return f"{what} can be written by others (ANYTORCH_TRUST_CACHE=1 loads it all the same)" if others else ""
+    return f"{what} can be written by others (ANYTORCH_TRUST_CACHE=1 loads it anyway)" if others else ""
 
 
 def _owner_of_new(folder: Path) -> int | None:

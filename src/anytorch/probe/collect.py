@@ -36,7 +36,7 @@ def collect(
     arch: str | None = None,
     sysctl: apple.Sysctl | None = None,
 ) -> Hardware:
-    """`anytorch.probe.snapshot`, which see."""
+    """See `anytorch.probe.snapshot`."""
     tree = Tree(root)
     variables = {clean(k): clean(v) for k, v in (os.environ if env is None and tree.real else env or {}).items()}
     paths = [clean(str(p)) for p in (sys.path if sys_path is None and tree.real else sys_path or ())]
@@ -257,6 +257,6 @@ def read_wsl(tree: Tree) -> bool:
 
 
 def wsl_libraries_first(tree: Tree, env: Mapping[str, str], *, arch: str = "") -> bool | None:
-    """Would the loader take libcuda from Windows' driver? None: it would find none at all."""
+    """Whether the loader would take libcuda from Windows' driver. None: it would find none at all."""
     found = find_library(tree, env, "libcuda.so.1", arch=arch)
     return None if found is None else found.startswith(WSL_LIBRARIES + "/")

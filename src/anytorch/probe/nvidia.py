@@ -118,7 +118,7 @@ def read_nvml(library: str, *, timeout_s: float = 10.0) -> NvmlReport:
     try:
         thread.start()
     except RuntimeError as exc:
-        return NvmlReport(None, f"{library} was not asked: {exc}")
+        return NvmlReport(None, f"{library} was not queried: {exc}")
     thread.join(timeout_s)
     return answers[0] if answers else NvmlReport(None, f"{library} did not answer within {timeout_s:g} s")
 

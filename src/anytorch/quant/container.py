@@ -160,7 +160,7 @@ class Reader:
         for name, (format, shape, _, _) in packed.items():
             lacking = sorted({part_name(name, part) for part in expected_parts(format, shape)} - self.names)
             if lacking:
-                raise ModelError(f"{self.path} names the weight {name} and lacks {', '.join(lacking)}")
+                raise ModelError(f"{self.path} lists the weight {name}, but lacks {', '.join(lacking)}")
         return {key: value for key, value in data.items() if key not in ("version", "weights")}, packed
 
     @property
@@ -197,7 +197,7 @@ class Reader:
 def save(model: nn.Module, folder: str | Path) -> Path:
     """Write a model with packed layers to `folder`/model.safetensors, whole or not at all; returns the file.
 
-    Only tensors are stored. Whoever loads it builds the model first, by the same code that built this one.
+    Only tensors are stored. To load it, first build the model with the code that built this one.
     Raises OutputError, which names the file and the reason, if it cannot be written.
     """
     path = Path(folder) / FILE
@@ -214,7 +214,7 @@ def save(model: nn.Module, folder: str | Path) -> Path:
         if name in own:
             continue
         if not isinstance(tensor, torch.Tensor):
-            raise ModelError(f"the state of the model holds {name}, which is no tensor and cannot be stored")
+            raise ModelError(f"the state of the model holds {name}, which is not a tensor and cannot be stored")
         place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
         if tensor.numel() and place in first:  # tied weights: stored once
             shared[name] = first[place]
@@ -280,9 +280,7 @@ def _compare(model: nn.Module, reader: Reader, shared: dict[str, str]) -> None:
         if scale is not None and scale.shape != (module.in_features,):
             raise ModelError(f"{reader.path}: {scale.name} is {scale.shape}; {name} has {module.in_features} inputs")
     if not isinstance(shared, dict) or not all(isinstance(other, str) for other in shared.values()):
-        raise ModelError(
-            f"{reader.path}: what it says of shared tensors is not names by name", hint="copy the file again"
-        )
+        raise ModelError(f"{reader.path}: its table of shared tensors is invalid", hint="copy the file again")
     packed = [name for name, module in modules.items() if isinstance(module, QuantLinear)]  # by a call that failed
     own = {f"{name}.{part}" if name else part for name in packed for part in (*PARTS, "input_scale")}
     state = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in own}
@@ -291,12 +289,12 @@ def _compare(model: nn.Module, reader: Reader, shared: dict[str, str]) -> None:
     extra = sorted(stored - state.keys())
     if missing or extra:
         said = [f"lacks {', '.join(missing[:5])}"] if missing else []
-        said += [f"holds {', '.join(extra[:5])}, which the model has not"] if extra else []
+        said += [f"holds {', '.join(extra[:5])}, which the model lacks"] if extra else []
         raise ModelError(f"{reader.path} does not fit the model: it {' and '.join(said)}")
     for name, other in shared.items():
         if name not in state or other not in stored or name in reader.packed or name in stored:
             raise ModelError(
-                f"{reader.path}: {name!r} is said to share {other!r}, which the model or the file does not"
+                f"{reader.path}: it says that {name!r} shares {other!r}, but one of them is missing or stored twice"
             )
     for name in [*stored, *shared]:
         wanted, found_shape = tuple(state[name].shape), reader.tensors[shared.get(name, name)].shape

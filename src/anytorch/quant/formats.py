@@ -159,7 +159,7 @@ def _with_group(found: Format, group_size: int, asked: str) -> Format:
     if group_size not in GROUP_SIZES:
         raise UsageError(
             f"{asked!r} with groups of {group_size}: the sizes are {', '.join(map(str, GROUP_SIZES))}",
-            hint="0 (one scale per row) is for int8 alone",
+            hint="0 (one scale per row) is for int8 only",
         )
     return replace(found, group_size=group_size, scale_type="float32" if found.table else "float16")
 

@@ -28,7 +28,7 @@ SMALLEST_GROUP = 16
 
 
 def _group(match: Match, known: Mapping[str, int]) -> int:
-    """Columns that share a scale; 0: all of a row, -1: the scales are none of such a weight."""
+    """Columns that share a scale; 0: all of a row, -1: not the scales of such a weight."""
     rows, columns = match.shape("codes", known)
     scale = match.shape("scale", known)
     if "after" in match:

@@ -116,7 +116,7 @@ class QuantLinear(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight, unpacked for whoever asks. Code that only wants its dtype or device gets that, too; at a price."""
+        """The weight, unpacked at each access. Code that only wants its dtype or device gets that, too; at a price."""
         full = unpack(self.packed)
         return full if self.input_scale is None else full * self.input_scale.to(full.dtype)
 

@@ -86,7 +86,7 @@ def add_lora(
 
 
 def lora_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """What an optimiser should be given."""
+    """The adapters' parameters, for an optimiser."""
     for module in model.modules():
         if isinstance(module, LoRALinear):
             yield module.lora_a

@@ -204,7 +204,7 @@ def _observe(
     assert examples is not None
     if isinstance(examples, Iterator):
         raise UsageError(
-            "calibration examples are gone through once per portion of the layers, and an iterator only goes once",
+            "calibration examples are read once for each portion of the layers, but an iterator can be read only once",
             hint="give a list",
         )
     found = {name: InputStatistics(layer.in_features, layer.weight.device) for name, layer in layers.items()}

@@ -29,9 +29,9 @@ def prune(
     share of zeros. `finish_pruning` ends the keeping.
     """
     if not 0 <= amount < 1:
-        raise UsageError(f"amount={amount}: the share of weights to take away is from 0 to below 1")
+        raise UsageError(f"amount={amount} is invalid: the share of weights to remove must be from 0 to below 1")
     if pattern == "2:4" and amount != 0.5:
-        raise UsageError(f"amount={amount} with 2:4: that pattern takes away exactly half", hint="use amount=0.5")
+        raise UsageError(f"amount={amount} is invalid: the pattern 2:4 removes exactly half", hint="use amount=0.5")
     layers, _ = linear_targets(model, skip)
     masks = _masks(layers, amount, pattern)
     shares = {}
@@ -69,7 +69,7 @@ def _limit(sizes: torch.Tensor, amount: float) -> torch.Tensor:
 
 def _two_of_four(name: str, size: torch.Tensor) -> torch.Tensor:
     if size.shape[1] % 4:
-        raise UsageError(f"{name} has {size.shape[1]} input features, which 2:4 cannot cut into fours", hint="skip it")
+        raise UsageError(f"{name} has {size.shape[1]} input features; 2:4 needs a multiple of 4", hint="skip it")
     fours = size.reshape(size.shape[0], -1, 4)
     mask = torch.zeros_like(fours, dtype=torch.bool)
     mask.scatter_(2, fours.topk(2, dim=2).indices, True)
@@ -119,7 +119,7 @@ def prune_neurons(model: nn.Module, pairs: Sequence[tuple[str, str]], amount: fl
     A neuron matters as much as its incoming weights times its outgoing ones.
     """
     if not 0 <= amount < 1:
-        raise UsageError(f"amount={amount}: the share of neurons to take away is from 0 to below 1")
+        raise UsageError(f"amount={amount} is invalid: the share of neurons to remove must be from 0 to below 1")
     kept = {}
     for first_name, second_name in pairs:
         first, second = model.get_submodule(first_name), model.get_submodule(second_name)
@@ -128,7 +128,7 @@ def prune_neurons(model: nn.Module, pairs: Sequence[tuple[str, str]], amount: fl
         if first.out_features != second.in_features:
             raise UsageError(
                 f"{first_name} gives {first.out_features} features and {second_name} takes {second.in_features}: "
-                "they are no pair"
+                "the two numbers must be equal"
             )
         worth = first.weight.detach().float().norm(dim=1) * second.weight.detach().float().norm(dim=0)
         count = max(1, round(first.out_features * (1 - amount)))

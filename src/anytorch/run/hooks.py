@@ -15,7 +15,7 @@ from typing import Any
 from anytorch.imports import changed_after_loading, found_elsewhere
 
 GIVEN = ("flash_attn", "xformers")
-PROBES = ("importlib.util", "pkgutil")  # who only asks whether there is such a package gets the plain answer
+PROBES = ("importlib.util", "pkgutil")  # code that only asks whether there is such a package gets the plain answer
 
 
 class Finder(MetaPathFinder):

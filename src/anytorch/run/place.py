@@ -174,5 +174,5 @@ class Place:
         return seconds
 
     def has(self, name: str) -> bool:
-        """Does the device's own module have a function or class of that name?"""
+        """Whether the device's own module has a function or class of that name."""
         return not self.host and callable(getattr(self.module, name, None))

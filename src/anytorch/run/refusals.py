@@ -47,12 +47,12 @@ def refusing(what: str, do: str) -> Callable[..., Any]:
 
 
 def missing_package(name: str) -> ModuleNotFoundError:
-    """The error for `import cupy` and its like, where Python has no such package. Programs may catch it as always."""
+    """The error for `import cupy` and similar imports, where Python has no such package. Programs may catch it as always."""
     top = name.partition(".")[0]
     line = ledger.refuse(f"import {name}")
     at = f"{line}: " if line else ""
     return ModuleNotFoundError(
-        f"{at}No module named {name!r}; it computes on CUDA alone, and another device stands in for it here. "
+        f"{at}No module named {name!r}; it computes only on CUDA, and another device stands in for it here. "
         f"Instead: {PACKAGES[top]}.",
         name=name,
     )
@@ -63,7 +63,7 @@ def missing_name(module: str, name: str) -> ImportError:
     line = ledger.refuse(f"from {module} import {name}")
     at = f"{line}: " if line else ""
     return ImportError(
-        f"{at}cannot import name {name!r} from {module!r}; it computes on CUDA alone, and another device stands in for it "
+        f"{at}cannot import name {name!r} from {module!r}; it computes only on CUDA, and another device stands in for it "
         f"here. Instead: {PACKAGES[module.partition('.')[0]]}.",
         name=module,
     )

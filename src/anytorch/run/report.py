@@ -101,7 +101,7 @@ def words(document: Document) -> str:
             if len(entries) > MOST:
                 lines.append(f"              and {counted(len(entries) - MOST, 'other')}")
     if document["on_cpu"]:
-        lines.append("  computed by the CPU, for want of a kernel:")
+        lines.append("  computed by the CPU, because the device has no kernel:")
         lines += [f"    {count:>8}  {name}" for name, count in list(document["on_cpu"].items())[:MOST]]
     if document["peak_memory"] is not None:
         lines.append(f"  peak memory {document['peak_memory'] / 2**20:,.0f} MiB")
@@ -111,7 +111,7 @@ def words(document: Document) -> str:
             f"  {document['seconds']:.1f} s; the CPU, which is the device, worked {worked:.1f} s (all threads)"
         )
     else:
-        told = "has no clock that is read" if worked is None else f"worked {worked:.1f} s by its own clock"
+        told = "has no clock that anytorch reads" if worked is None else f"worked {worked:.1f} s by its own clock"
         lines.append(
             f"  {document['seconds']:.1f} s; the device {told}, the CPU {document['cpu_seconds']:.1f} s (all threads)"
         )

@@ -1,7 +1,7 @@
 """Tensors: moving them to "cuda", and what they say about where they are.
 
 The program sees a CUDA device; torch's own code and ours see the real one. So the answers to `x.device`, `x.is_cuda` and
-their like depend on who asks: a frame of a module of torch's or ours gets the truth.
+similar attributes depend on the caller: a frame of a module of torch's or ours gets the truth.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _install_pins(patches: Patches, place: Place, ledger: Ledger, marks: Marks) 
 
 
 class _TensorType(type):
-    """The class of torch.cuda.FloatTensor and its like: calling one makes a tensor, isinstance looks at dtype and device."""
+    """The class of torch.cuda.FloatTensor and similar: calling one makes a tensor, isinstance looks at dtype and device."""
 
     dtype: torch.dtype
     place: Place
@@ -256,7 +256,7 @@ def _install_types(patches: Patches, place: Place, ledger: Ledger, marks: Marks)
     names = {dtype: name for name, dtype in TENSOR_TYPES.items()}
 
     def cuda_type(wanted: Any) -> Any:
-        """One of ours, by itself or by name; None for what is none."""
+        """One of ours, by itself or by name; None for anything else."""
         if isinstance(wanted, str) and wanted.startswith("torch.cuda."):
             return made.get(wanted.rpartition(".")[2])
         return wanted if isinstance(wanted, _TensorType) else None

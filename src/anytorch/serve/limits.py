@@ -162,7 +162,7 @@ class Guard:
     def _check(self, call: Call, scope: Scope) -> None:
         headers = call.headers
         if call.hosts > 1 or "anytorch.target" in scope:
-            what = "several Host headers" if call.hosts > 1 else "a whole address for its target"
+            what = "several Host headers" if call.hosts > 1 else "an absolute URL as its target"
             raise Problem(
                 400, "ambiguous-host", "The host is ambiguous", f"the request has {what}",
                 hint="send one Host header, and a target that begins with /", headers={"Connection": "close"},

@@ -191,7 +191,7 @@ def internal(reference: str) -> Problem:
 
 
 def _shown(part: Any) -> str:
-    """A part of a field's place. An unknown field is named by who sent it, at any length."""
+    """A part of a field's place. The client chose an unknown field's name, which may have any length."""
     name = str(part)
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
 

@@ -250,7 +250,7 @@ def first_answer(
 ) -> Started | ModelError:
     """Send a request until the service answers; return why it cannot, with a hint, if it never does.
 
-    `worth_asking`: who runs in the same process sees when there is something to hear; the metrics count every question.
+    `worth_asking`: a caller in the same process knows when there is something to hear; the metrics count every question.
     """
     host = options.host.strip("[]")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
@@ -313,11 +313,11 @@ def _ask(host: str, port: int, method: str, path: str, headers: dict[str, str], 
 
 # uvicorn waits for ever for the headers of a new connection and for a body: a client that sends byte by byte (slow loris)
 # stays. Here both have a time and the headers a size. A timer per connection costs about a microsecond per request. It waits
-# for ever, too, for a client to read its answer, which lies in memory meanwhile: here who reads nothing is let go, and all
-# unread answers together are bounded.
+# for ever, too, for a client to read its answer, which lies in memory meanwhile: here a client that reads nothing is
+# disconnected, and all unread answers together are bounded.
 
 HEADER_NBYTES = 64 * 1024
-READ_NBYTES_PER_S = 1024  # who reads an answer more slowly than that is let go
+READ_NBYTES_PER_S = 1024  # a client that reads an answer more slowly is disconnected
 UNREAD_AT_ONCE = 32  # times the largest body: the answers that wait in memory to be read, over all connections
 
 

@@ -334,7 +334,7 @@ class BenchmarkRequest(Body):
     devices: list[str] | None = Field(None, min_length=1, max_length=32)
     seconds: float = Field(10.0, gt=0, le=600)
     workloads: list[str] | None = Field(None, max_length=MOST_WORDS)
-    keep_s: float = Field(0.0, ge=0, le=60, description="how long it goes on without a reader, who may come back")
+    keep_s: float = Field(0.0, ge=0, le=60, description="seconds it keeps running without a reader, who may reconnect")
 
 
 class RunningBenchmark(Answer):

@@ -73,7 +73,7 @@ def bind(options: ServeOptions) -> socket.socket:
 
 LOOK_S = 0.1
 SILENT_S = 30.0  # without a heartbeat, a worker that has once beaten is taken for dead
-SHORT_LIFE_S = 5.0  # who dies sooner is started again later and later
+SHORT_LIFE_S = 5.0  # a worker that dies sooner is started again later and later
 LONGEST_PAUSE_S = 10.0
 # After the time to drain: a worker ends by itself LEAVE_S later (a second more where --drain is 0), the service within 5 s.
 KILL_S = LEAVE_S + 1.5
@@ -163,7 +163,7 @@ class Supervisor:
         forget_process(worker.process.pid, str(self._folder / "metrics"))
 
     def _drain(self) -> None:
-        """Have every worker drain; who has not ended `KILL_S` after the time to drain is killed, all of them at once."""
+        """Have every worker drain; those that have not ended `KILL_S` after the time to drain are killed, all at once."""
         last = time.monotonic() + self._options.drain_delay_s + self._options.drain_s + KILL_S
         for worker in self._workers:
             worker.process.send_signal(signal.SIGTERM)
@@ -251,7 +251,7 @@ def main(arguments: list[str]) -> int:
     try:
         return run_app(app, options, listening, None, beat)
     finally:
-        if alone.is_set() and options.run_folder is not None:  # who would have removed it was killed
+        if alone.is_set() and options.run_folder is not None:  # the process that would have removed it was killed
             shutil.rmtree(options.run_folder, ignore_errors=True)
 
 

@@ -28,7 +28,7 @@ class StreamOptions(Body):
     include_usage: bool | None = Field(
         None, description="the usage in a chunk of its own, which has no choices; left out: with the last choice"
     )
-    continuous_usage_stats: bool | None = Field(None, description="the usage with every chunk, as vLLM calls it")
+    continuous_usage_stats: bool | None = Field(None, description="the usage with every chunk (vLLM's name)")
     include_obfuscation: Annotated[Any, _only(False)] = None
 
 
@@ -81,7 +81,7 @@ class ChatPart(Body):
 class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[ChatPart], Field(max_length=MOST_MESSAGES)] | None = None
-    name: str | None = Field(None, description="of who says it; the models' templates have no place for it")
+    name: str | None = Field(None, description="name of the speaker; the models' templates ignore it")
     # As the answers of a chat are sent back.
     refusal: Annotated[Any, _only()] = None
     annotations: Annotated[Any, _only([])] = None

@@ -1,7 +1,7 @@
 """Threads for work that must not hold up the event loop: bounded pools, one for each kind of work, that health watches.
 
 A deadline, or a client that leaves, ends the waiting and not the work: nothing can stop a thread. So the threads of one kind
-of work are never those of another, what waits for one is bounded, work that nobody waits for any more ends where it looks
+of work are never those of another, what waits for one is bounded, abandoned work ends at its next check
 (`go_on`), and a request's share of memory (`Call`) is given back when its last thread has ended. The threads are daemons:
 the process ends without them.
 """
@@ -150,7 +150,7 @@ class Threads:
     def _order(self, job: Job) -> None:
         with self._changed:
             if len(self._waiting) >= self._most_waiting:
-                raise _refused(job, f"{len(self._waiting)} wait for a thread already")
+                raise _refused(job, f"{len(self._waiting)} requests already wait for a thread")
             self._waiting.append(job)
             self._changed.notify()
             # One that was woken is idle until it has taken its work.
@@ -170,7 +170,7 @@ class Threads:
             del job  # and what it holds, while this thread waits for the next
 
     def _end(self, job: Job) -> None:
-        """Before its result is told: who has it finds the thread free."""
+        """Free the thread before the result is delivered, so that its receiver finds the thread free."""
         with self._changed:
             self._running.discard(job)
 

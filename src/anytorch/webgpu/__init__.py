@@ -49,7 +49,7 @@ def _register() -> None:
 
 
 def _autograd_has_device_threads() -> bool:
-    """Does another accelerator make autograd start at least one device thread, whenever it starts? Wakes no driver."""
+    """Whether another accelerator makes autograd start at least one device thread, whenever it starts. Wakes no driver."""
     return torch.cuda.device_count() > 0 or (torch.xpu._is_compiled() and torch.xpu.device_count() > 0)
 
 

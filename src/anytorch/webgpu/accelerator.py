@@ -52,7 +52,7 @@ def _launcher() -> launcher.Launcher | None:
     if found is None:
         return None
     if _handle_offset() is None or not hasattr(torch._C, "_from_dlpack") or _readers() is None:
-        log.info("webgpu launches from Python: tensors of torch %s are not laid out as we know them", torch.__version__)
+        log.info("webgpu launches from Python: the memory layout of tensors of torch %s is unknown", torch.__version__)
         return None
     return found
 

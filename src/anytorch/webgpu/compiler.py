@@ -63,7 +63,7 @@ def with_any_strides(module: torch.fx.GraphModule) -> None:
 
 
 def is_supported(node: Node) -> bool:
-    """Can this node be part of a kernel of ours: has it a form, and can this adapter's shaders compute its dtypes?"""
+    """Whether this node can be part of a kernel of ours: it has a form, and this adapter's shaders compute its dtypes."""
     values = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
     found = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
     tensors = [one for one in found if isinstance(one, torch.Tensor) and one.device.type == NAME]

@@ -43,7 +43,7 @@ def cannot_cast(result: torch.dtype, target: torch.dtype) -> RuntimeError:
 
 
 def computable(*dtypes: torch.dtype) -> bool:
-    """Can shaders on this adapter compute with all of these?"""
+    """Whether shaders on this adapter can compute with all of these."""
     features = open_runtime().features
     return all(supported(name_of(dtype), features) for dtype in dtypes)
 

@@ -84,7 +84,7 @@ def _planned(kernel: Kernel, schedule: Schedule, text: str, known: Mapping[str, 
 def _nothing(
     kernel: Kernel, schedules: Sequence[Schedule], tensors: Sequence[torch.Tensor], known: Mapping[str, int]
 ) -> None:
-    """Shaders are compiled when they are first launched; few are tried."""
+    """Compile nothing ahead: shaders are compiled when they are first launched, and few are tried."""
 
 
 def register_back() -> None:

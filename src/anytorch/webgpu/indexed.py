@@ -52,7 +52,7 @@ def gather(
 
 
 def _whole(tensor: torch.Tensor) -> bool:
-    """Does the tensor fill its storage, without gaps?"""
+    """Whether the tensor fills its storage, without gaps."""
     filled = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.dtype.itemsize
     return filled and tensor.is_contiguous()
 

@@ -33,7 +33,7 @@ def check_devices(op: Any, *tensors: torch.Tensor | None) -> None:
 
 
 def expanded(tensor: torch.Tensor) -> bool:
-    """Has it several elements in one place, along a dimension without steps?"""
+    """Whether it has several elements in one place, along a dimension without steps."""
     return any(length > 1 and not step for length, step in zip(tensor.size(), tensor.stride(), strict=True))
 
 
@@ -58,7 +58,7 @@ _dense = torch.ops.aten.is_non_overlapping_and_dense
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Do two tensors' spans of memory meet?"""
+    """Whether two tensors' spans of memory overlap."""
     if one.data_ptr() >> SHIFT != other.data_ptr() >> SHIFT:
         return False  # nearly always: tensors of different buffers
     if not (one.device.type == other.device.type == NAME and one.numel() and other.numel()):
@@ -189,7 +189,7 @@ _grad = torch.is_grad_enabled
 
 
 def unwatched(*tensors: torch.Tensor | None) -> bool:
-    """Nobody wants a gradient, and no mode, transform or tensor subclass must see the ops this one is made of.
+    """True if no gradient is wanted, and no mode, transform or tensor subclass must see the ops this one is made of.
 
     Nor is any a lazily negated view: an op registered above autograd gets those as they are.
     """

@@ -26,7 +26,7 @@ CHOSEN = "ACCELERATE_TORCH_DEVICE"  # accelerate's own: whoever sets it has chos
 
 
 def instead_of_cpu(device: Any) -> Any:
-    """This device in place of a CPU that was chosen for want of anything else."""
+    """This device in place of a CPU that was chosen because nothing else was found."""
     if getattr(device, "type", device) != "cpu" or CHOSEN in os.environ or not usable():
         return device
     return torch.device(NAME, 0)
@@ -55,14 +55,14 @@ def _patched(change: Callable[[ModuleType], None]) -> Callable[[ModuleType], Non
         try:
             change(module)
         except (AttributeError, TypeError) as exc:  # another version of theirs
-            log.warning("%s is left as it is, and will not choose %s by itself: %s", module.__name__, NAME, exc)
+            log.warning("%s is not changed, and will not choose %s by itself: %s", module.__name__, NAME, exc)
 
     return tried
 
 
 @_patched
 def _default_device(module: ModuleType) -> None:
-    """`Accelerator()`: PartialState.default_device is what is used where nobody says another."""
+    """`Accelerator()`: PartialState.default_device is used if no other device is named."""
     plain = module.PartialState.default_device.fget
     module.PartialState.default_device = property(functools.wraps(plain)(lambda self: instead_of_cpu(plain(self))))
 
@@ -117,7 +117,7 @@ def _memory(module: ModuleType) -> None:
         free, _ = getattr(torch, NAME).mem_get_info()
         return {0: free, **found}
 
-    for other in list(sys.modules.values()):  # who imported the name before us has the plain one
+    for other in list(sys.modules.values()):  # modules that imported the name before us have the plain one
         if getattr(other, "__name__", "").startswith(("accelerate", "transformers")):
             for name, value in list(vars(other).items()):
                 if value is plain:

@@ -57,7 +57,7 @@ class MatrixTiling:
 
 
 def in_use(runtime: Runtime, dtype: torch.dtype) -> bool:
-    """May products of this dtype run on the device's matrix cores? On a CPU adapter only where the setting says `on`."""
+    """Whether products of this dtype may run on the matrix cores. On a CPU adapter only where the setting says `on`."""
     cores = runtime.matrix_cores
     if dtype not in HALVES or cores.why_not or cores.shape_for(name_of(dtype)) is None:
         return False
@@ -82,7 +82,7 @@ def described(runtime: Runtime) -> str:
 
 
 def in_units(operand: Operand, along_row: bool) -> bool:
-    """Do all runs of eight along its rows, or along its columns, lie in one unit of 16 bytes?"""
+    """Whether all runs of eight along its rows, or along its columns, lie in one unit of 16 bytes."""
     batch, row, column = operand.strides
     return operand.eights and (row if along_row else column) % EIGHT == 0 and batch % EIGHT == 0
 

@@ -366,7 +366,7 @@ NARROW = (torch.float16, torch.bfloat16, torch.int16, torch.int8, torch.uint8)
 
 
 def _floating(operands: Sequence[Any]) -> bool:
-    """Is any operand a float or complex tensor, so that the default dtype decides nothing?"""
+    """Whether any operand is a float or complex tensor, so that the default dtype decides nothing."""
     return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in operands)
 
 

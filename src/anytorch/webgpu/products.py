@@ -204,7 +204,7 @@ class Geometry:
         return "n" if self.b.strides[2] == 1 and (self.n > 1 or self.b.strides[1] != 1) else "k"
 
     def whole_vectors(self, operand: Operand, length: int, *, across: bool = False) -> bool:
-        """Is every run of four along the contiguous index one aligned vec4? `across`: the contiguous index is the row's."""
+        """Whether runs of four along the contiguous index are aligned vec4s. `across`: the contiguous index is the row's."""
         batch, row, column = operand.strides
         step, other = (row, column) if across else (column, row)
         return operand.aligned and step == 1 and length % 4 == 0 and other % 4 == 0 and batch % 4 == 0

@@ -86,7 +86,7 @@ def new_tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -
 
 
 def _sized_tensor(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, nbytes: int) -> torch.Tensor:
-    """The same for a caller who knows how large the storage must be."""
+    """The same for a caller that knows how large the storage must be."""
     tensor: torch.Tensor = _make_tensor(_NOTHING, dtype)
     _redispatch_set(CPU_KEYS, tensor, new_storage(nbytes), 0, size, stride)
     return tensor

@@ -128,7 +128,7 @@ def test_times_that_do_not_exist_or_come_twice() -> None:
     assert "--timezone" in error.hint and "nonexistent" not in str(error)
     autumn = sample_candles(100, freq="1h", session="always", start="2024-10-26")
     error = refused(autumn, timezone="Europe/Berlin")
-    assert "row 26, column 'timestamps': 2024-10-27 02:00:00 comes twice in Europe/Berlin" in error.message
+    assert "row 26, column 'timestamps': 2024-10-27 02:00:00 occurs twice in Europe/Berlin" in error.message
     assert "ambiguous" not in str(error)
     both = pd.date_range("2024-10-26", periods=100, freq="1h", tz="Europe/Berlin")
     (series,) = read_candles(autumn.assign(timestamps=both.tz_localize(None)), timezone="Europe/Berlin")

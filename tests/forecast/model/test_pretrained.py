@@ -271,5 +271,5 @@ def test_values_that_are_none(key: str, value: Any, words: str, copied: Path) ->
 
 
 def test_a_name_that_is_no_name() -> None:
-    with pytest.raises(ModelError, match="a tokenizer is named by a path or a text, not by a dict"):
+    with pytest.raises(ModelError, match="the name of a tokenizer must be a path or a str, not a dict"):
         KronosTokenizer.from_pretrained({"d_model": 32})

@@ -371,7 +371,10 @@ def test_another_run_is_forgotten_where_that_is_asked_for(
     assert begin(**short, resume="same").resumed_from == 2 and not caplog.text
     done = begin(**{**short, "batch_size": 4}, resume="same")
     assert done.resumed_from == 0 and done.steps == 2
-    assert "another plan, other data or another model: it is discarded, and this run starts over" in caplog.text
+    assert (
+        "another plan, other data or another model: the earlier run is discarded, and training starts over"
+        in caplog.text
+    )
 
 
 def test_tiny_and_the_short_names(market: Any, shape: dict[str, Any], tmp_path: Path) -> None:

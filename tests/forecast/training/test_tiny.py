@@ -73,9 +73,9 @@ def test_which_tokenizer_goes_with_which_model() -> None:
     [
         ({"max_context": "64"}, "max_context is '64', not a whole number"),
         ({"max_context": 1}, "max_context is 1; a window has at least 2 rows"),
-        ({"model": 3}, "a model is named by a path or a text, not by a int"),
-        ({"model": None}, "a model is named by a path or a text, not by a NoneType"),
-        ({"tokenizer": 3}, "a tokenizer is named by a path or a text, not by a int"),
+        ({"model": 3}, "the name of a model must be a path or a str, not a int"),
+        ({"model": None}, "the name of a model must be a path or a str, not a NoneType"),
+        ({"tokenizer": 3}, "the name of a tokenizer must be a path or a str, not a int"),
     ],
 )
 def test_what_no_predictor_can_be_loaded_from(given: dict[str, Any], said: str) -> None:

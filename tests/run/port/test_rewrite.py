@@ -376,7 +376,7 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["port", str(tmp_path)]) == 1, "a file that is not Python"
     shown = capsys.readouterr()
     assert "+    model = torch.nn.Linear(4, 1).to(accelerator)   # on the card" in shown.out
-    assert "bad.py" in shown.err and "left as it is" in shown.err and "other.py" not in shown.out
+    assert "bad.py" in shown.err and "left unchanged" in shown.err and "other.py" not in shown.out
     assert main(["port", str(good), "--write"]) == 0
     assert b"\r\n" in good.read_bytes() and b"\n" not in good.read_bytes().replace(b"\r\n", b"")
     assert main(["port", str(good), "--check"]) == 0 and bad.read_text() == "def f(:\n"

@@ -199,7 +199,7 @@ def test_an_array_is_searched_with_the_texts_it_was_made_of(
     texts.write_text("other texts\n")
     changed = embed(*question, "--json")
     assert json.loads(changed.out)["hits"] == [{"row": 4, "score": 1.0, "text": None}]
-    assert f"{texts} has changed or is gone" in changed.err
+    assert f"{texts} was changed or removed" in changed.err
     (tmp_path / "out.npy.json").unlink()
     assert "does not say which texts these are" in embed(*question).err
     array.write_bytes(b"no array")

@@ -242,7 +242,7 @@ def test_op_by_op_says_why(models: dict[str, Path], family: str, options: dict[s
 
 @pytest.mark.parametrize(
     ("family", "options", "why"),
-    [("gpt2", {}, "do not know the family gpt2"), ("llama", {"quantization": "int2"}, "no weights in int2")],
+    [("gpt2", {}, "do not support the family gpt2"), ("llama", {"quantization": "int2"}, "no weights in int2")],
 )
 def test_everything_else_is_a_step_of_transformers_and_says_why(
     models: dict[str, Path], family: str, options: dict[str, Any], why: str

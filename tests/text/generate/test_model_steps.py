@@ -123,7 +123,7 @@ def test_a_prompt_goes_on_in_portions_only_where_nothing_is_forgotten(folders: d
     for name in ("Gemma2", "Mamba"):
         steps = ModelSteps(opened_of(folders[name]), 1, 64)
         steps.read(0, PROMPT[:7])
-        with pytest.raises(UsageError, match="reads a prompt in one go"):
+        with pytest.raises(UsageError, match="reads one as a whole"):
             steps.read(0, PROMPT[7:], onward=True)
 
 
@@ -209,7 +209,7 @@ def test_the_job_computes_other_families_in_steps(name: str, folders: dict[str, 
         assert one == two
         facts = generator.describe()
         assert facts["decoding"] == "ModelSteps" and facts["parameters"] == model.num_parameters()
-        assert f"do not know the family {model.config.model_type}" in facts["decoding_why"]
+        assert f"do not support the family {model.config.model_type}" in facts["decoding_why"]
         assert "a step of transformers' own model" in generator.explain() and "not recorded" in generator.explain()
 
 
@@ -251,7 +251,7 @@ def test_a_model_whose_steps_give_something_else_is_computed_op_by_op(
     with TextGenerator(folders["Bloom"], device="cpu") as generator:
         facts = generator.describe()
         assert facts["decoding"] == "transformers"
-        assert "do not know the family bloom" in facts["decoding_why"] and "other logits" in facts["decoding_why"]
+        assert "do not support the family bloom" in facts["decoding_why"] and "other logits" in facts["decoding_why"]
         assert generator.complete("The", max_tokens=3, temperature=0).completion_tokens == 3
 
 

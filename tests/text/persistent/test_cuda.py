@@ -51,7 +51,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         ({}, torch.float32, "bfloat16 and float16"),
         ({"head_dim": 80}, torch.bfloat16, "heads of 64, 128, 256"),
         ({"intermediate_size": 100}, torch.bfloat16, "multiples of 8"),
-        ({"num_attention_heads": 18}, torch.bfloat16, "up to 8 heads"),
+        ({"num_attention_heads": 18}, torch.bfloat16, "at most 8 query heads"),
         ({"num_attention_heads": 133, "num_key_value_heads": 133}, torch.bfloat16, "multiprocessors"),
     ],
 )

@@ -157,7 +157,7 @@ def test_kernels_that_agree_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({}, torch.float32, "bfloat16 and float16"),
         ({"head_dim": 24}, torch.bfloat16, "heads of 32, 64, 128, 256, not of 24"),
-        ({"num_attention_heads": 34, "head_dim": 32}, torch.bfloat16, "up to 16 heads"),
+        ({"num_attention_heads": 34, "head_dim": 32}, torch.bfloat16, "at most 16 query heads"),
         ({"head_dim": 64}, torch.float16, ""),
     ],
 )

@@ -259,7 +259,7 @@ def test_layers_name_what_does_not_fit() -> None:
         kernel.linear_layer(x, kernel.attach_input(torch.zeros(6, 7), name="w"), y)
     with pytest.raises(UsageError, match=r"rmsnorm_layer: 'y' is \[1, 6\], not \[1, 8\]"):
         kernel.rmsnorm_layer(x, kernel.attach_input(torch.zeros(8), name="g"), y)
-    with pytest.raises(UsageError, match="do not make 4 equal groups"):
+    with pytest.raises(UsageError, match="cannot be split into 4 equal groups"):
         kernel.fuse_tensors([x], 0, 4, name="z")
     with pytest.raises(UsageError, match="one whole number for each of 1 rows"):
         kernel.argmax_layer(x, y)

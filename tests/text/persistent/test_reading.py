@@ -196,5 +196,5 @@ def test_what_cannot_be_used_is_told(given: dict[str, Any], said: str) -> None:
 
 
 def test_nothing_is_saved_where_nothing_was_noted(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="notes nothing"):
+    with pytest.raises(UsageError, match="records no trace"):
         PersistentKernel().save_trace(tmp_path / "x.json")

@@ -79,7 +79,7 @@ def shown(value: Any) -> str:
 
 
 def save(path: Path) -> Path:
-    """The settings that differ from their defaults, wherever they came from, and all that was tuned."""
+    """Write the settings that differ from their defaults, and all tuned values, to a file; returns its path."""
     chosen = {
         name: as_json(value.value)
         for name, setting in settings.SETTINGS.items()

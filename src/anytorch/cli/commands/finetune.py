@@ -128,7 +128,7 @@ def speaks() -> bool:
 
 
 def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) -> dict[str, Any]:
-    """Train one of the two, and say how it went; → the same for scripts."""
+    """Train the tokenizer or the predictor and print the outcome; → the same for scripts."""
     from dataclasses import asdict
 
     from anytorch.cli.requests import named_device
@@ -149,7 +149,7 @@ def train(options: argparse.Namespace, changes: dict[str, Any], output: Output) 
         and options.context is not None
         and options.context > (most := longest(found.max_context, seen, options))
     ):
-        output.warn(f"--context {options.context}: forecasts with windows of more than {most} rows are not trained for")
+        output.warn(f"--context {options.context}: the model is trained only for windows of at most {most} rows")
     series = read(options, output.note if speaks() else silent)
     resume = "same" if options.restart_changed and not options.restart else not options.restart
     common: dict[str, Any] = {"output": options.output, "device": device, "resume": resume, **changes}
@@ -438,7 +438,7 @@ class Settings:
         if None not in shares and abs(sum(shares) - 1) > 1e-6:
             raise InputError(
                 f"{self.path}: data.train_ratio, val_ratio and test_ratio add up to {sum(shares):g}, not to 1",
-                hint="they are the shares of one file",
+                hint="make the three shares add up to 1",
             )
 
     def unused(self) -> tuple[str, ...]:

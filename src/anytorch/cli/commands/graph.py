@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--kernels", action="store_true", help="show: also print the generated text of every kernel")
     parser.add_argument("--svg", metavar="FILE", help="show: also write the picture of the graph to this file")
-    parser.add_argument("--yes", action="store_true", help="clear: do not ask before everything is forgotten")
+    parser.add_argument("--yes", action="store_true", help="clear: forget every graph without asking first")
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
@@ -148,7 +148,7 @@ def tell(one: Record, output: Output, *, texts: bool) -> None:
             ("sizes", sizes_of(one)),
             ("device", verdict.question.device),
             ("searched", verdict.when),
-            ("least to move", f"{one.least_nbytes / 2**20:.4g} MiB"),
+            ("least data to move", f"{one.least_nbytes / 2**20:.4g} MiB"),
             ("chosen", f"{verdict.chosen or 'nothing'} ({verdict.why})"),
             ("gain", f"{times(one.speedup)} times eager torch's speed" if one.speedup else ""),
         ],
@@ -163,7 +163,7 @@ def tell(one: Record, output: Output, *, texts: bool) -> None:
         )
         for trial in verdict.trials
     ]
-    output.table(("candidate", "time", "error, of what is allowed", ""), rows, title="candidates")
+    output.table(("candidate", "time", "error (share of the limit)", ""), rows, title="candidates")
     if verdict.most_error:
         output.text(f"allowed: {verdict.most_error:.2g} {verdict.error_unit}")
     if not one.steps:
@@ -226,10 +226,10 @@ def clear(options: argparse.Namespace, output: Output) -> int:
 
 
 def agreed(count: int, output: Output) -> bool:
-    """Ask on the terminal. Raises UsageError where nobody can answer."""
+    """True if the user confirms on the terminal. Raises UsageError without a terminal."""
     if output.json or not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         raise UsageError(
-            "`anytorch graph clear` without a KEY forgets every searched graph, and there is nobody to ask",
+            "`anytorch graph clear` without a KEY forgets every searched graph, and asks first, which needs a terminal",
             hint="add --yes, or name the graphs: `anytorch graph list` prints their keys",
         )
     sys.stderr.write(f"forget {counted(count, 'searched kernel graph')} and what was measured for them? [y/N] ")

@@ -63,7 +63,7 @@ def show(results: list[Result], output: Output, *, diff: bool) -> None:
     """The diff, or what was changed line by line, on standard output; what was left and why, on standard error."""
     for result in results:
         if result.problem:
-            output.warn(f"{result.path} {result.problem}; it is left as it is")
+            output.warn(f"{result.path} {result.problem}; the file is left unchanged")
         if result.ported is None:
             continue
         if diff and result.changed:

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace, output: Output) -> int:
 def look_for(request: DeviceRequest, output: Output) -> tuple[str, str, bool]:
     """The back end and UUID to store for a request, and whether the device can be used now.
 
-    Raises DeviceIndexError for an index beyond the usable devices, UsageError for a UUID nobody has.
+    Raises DeviceIndexError for an index beyond the usable devices, UsageError for a UUID that no card has.
     """
     check_cache()
     found = survey("needed", wanted=request.backend)

@@ -95,7 +95,7 @@ class BenchmarkReport:
 
 
 def from_json(data: Any) -> BenchmarkReport:
-    """The report that `as_json` made `data` of. Raises UsageError if it is none."""
+    """The report that `as_json` made `data` of. Raises UsageError if `data` is not a report."""
     try:
         if data["format"] != FORMAT:
             raise UsageError(f"a benchmark report of format {data['format']!r}; this anytorch reads {FORMAT}")
@@ -114,7 +114,7 @@ def _row(data: Mapping[str, Any]) -> Row:
     timing = data.get("timing")
     row = checked(Row(**{**data, "timing": None if timing is None else checked(Timing(**timing))}))
     if row.ok and row.timing is not None and not row.timing.median_s > 0:
-        raise TypeError(f"the row {row.case} took no time")
+        raise TypeError(f"the row {row.case} has an invalid time: its median is not above 0 s")
     return row
 
 

@@ -76,7 +76,7 @@ def benchmark(
     'cpu'
     """
     if not 0 < duration_s < 86_400:
-        raise UsageError(f"a benchmark takes a number of seconds above 0, not {duration_s!r}")
+        raise UsageError(f"duration_s={duration_s!r} is invalid: use a number of seconds above 0 and below 86400")
     if iterations is not None:
         sizes("iterations", [iterations])
     wanted: dict[str, Any] = {

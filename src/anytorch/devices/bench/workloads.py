@@ -128,7 +128,7 @@ def dtype_names(names: Sequence[str] | str | None) -> tuple[str, ...] | None:
 def sizes(name: str, values: Sequence[int]) -> tuple[int, ...]:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"{name} are whole numbers above 0, not {value!r}")
+            raise UsageError(f"{name}: {value!r} is invalid; use whole numbers above 0")
     if not values:
         raise UsageError(f"{name} is empty", hint="give at least one number")
     return tuple(values)

@@ -27,7 +27,7 @@ log = logs.logger(__name__)
     Level.ERROR,
     "The device is there, torch finds none, and nothing else explains it",
     needs="child",
-    symptom="`torch.cuda.is_available()` (or its like) is False, and every other check is content.",
+    symptom="`torch.cuda.is_available()` (or another back end's equivalent) is False, and all other checks pass.",
     evidence="A card of the back end's maker, a torch wheel built for it, a child process that counted no device, "
     "and no other error that names the back end.",
     fix="`anytorch --json doctor > doctor.json` and open an issue with it: a diagnosis is missing.",
@@ -59,7 +59,7 @@ DIAGNOSIS_FAILED = Diagnosis(
     Level.WARNING,
     "A diagnosis itself failed",
     lambda facts: iter(()),
-    symptom="The doctor's report is complete but for one diagnosis.",
+    symptom="One diagnosis is missing from the doctor's report.",
     evidence="The exception that the diagnosis raised. It is a bug in anytorch; the other diagnoses are not affected.",
     fix="Open an issue with the output of `anytorch --json doctor`.",
 )

@@ -20,7 +20,7 @@ def too_small(backend: str, nbytes: int) -> bool:
 
 
 def planned_threads(facts: Facts) -> tuple[int | None, str]:
-    """How many threads torch will use and who says so; (None, "") when nobody does."""
+    """How many threads torch will use and what sets that number; (None, "") if nothing does."""
     for value, source in (
         (facts.settings.get("threads"), "the setting threads"),
         (child_fact(facts, "threads", int), "torch.get_num_threads()"),
@@ -67,8 +67,8 @@ def cpu_quota(facts: Facts) -> Iterator[Finding]:
     "The container may use less memory than the machine shows",
     symptom="The process is killed (exit status 137) while `free` still shows plenty.",
     evidence="The cgroup memory limit (`memory.max`, `memory.limit_in_bytes`) against MemTotal. A limit is usually "
-    "meant, so this is a note; it is a warning where the limit is below the 2 GiB that the CPU is documented with.",
-    fix="Nothing, if the limit is meant: anytorch plans with it. To raise it: `docker run --memory 32g …`.",
+    "intended, so this is a note; it is a warning where the limit is below the 2 GiB that the CPU is documented with.",
+    fix="Nothing, if the limit is intended: anytorch plans within it. To raise it: `docker run --memory 32g …`.",
     background="https://github.com/giampaolo/psutil/issues/2100 https://github.com/Comfy-Org/ComfyUI/pull/15272",
 )
 def memory_limit(facts: Facts) -> Iterator[Finding]:

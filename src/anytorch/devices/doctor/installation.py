@@ -372,7 +372,7 @@ def driver_too_old(facts: Facts) -> Iterator[Finding]:
 
 
 def code_for(facts: Facts, gpu: Gpu) -> bool | None:
-    """Has the installed CUDA wheel code for this card? By its own list if the child asked it, else by the tables."""
+    """Whether the installed CUDA wheel has code for this card. By its own list if the child asked it, else by the tables."""
     wheel = facts.hardware.torch
     if wheel is None or not wheel.cuda or gpu.capability is None:
         return None

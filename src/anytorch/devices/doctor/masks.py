@@ -49,7 +49,7 @@ def _masked(mask: Mask, cards: tuple[Gpu, ...], backend: str, variables: list[tu
     if mask.visible is None or (not mask.hides_all and not notes):
         return None
     setting = listed(f"{name}={value!r}" for name, value in variables)
-    why = "; ".join(note.text for note in notes) or "it leaves none"
+    why = "; ".join(note.text for note in notes) or "no device is left"
     fix = f"unset {' '.join(name for name, _ in variables)}"
     if mask.hides_all:
         what = f"the only {backend} device" if len(cards) == 1 else f"all {len(cards)} {backend} devices"

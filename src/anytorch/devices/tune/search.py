@@ -57,7 +57,7 @@ def tune(
     changed in this process nor stored: `apply(plan)` stores it, `use_tuned()` puts it in force.
     """
     if not 0 < duration_s < 86_400:
-        raise UsageError(f"tuning takes a number of seconds above 0, not {duration_s!r}")
+        raise UsageError(f"duration_s={duration_s!r} is invalid: use a number of seconds above 0 and below 86400")
     candidate = resolve(device).chosen
     import_torch()
     work = Work.on(candidate)
@@ -192,7 +192,7 @@ class Work:
         default = torch.get_num_threads()
         values = thread_candidates(snapshot().cpu, default)
         if len(values) == 1:
-            self.notes.append("threads: one is all this process may use")
+            self.notes.append("threads: this process may use one CPU only")
             return None
         scopes = {str(value): partial(with_torch, "num_threads", value) for value in values}
         item = decide("threads", self.words, default, self.trials("threads", scopes, budget_s, TOLERANCES["float32"]))
@@ -210,7 +210,7 @@ class Work:
                 answers[value] = run().cpu()
         different = [v for v in answers if v != default and not torch.equal(answers[v], answers[default])]
         if not different:
-            self.notes.append("matmul_precision: every setting gives the same bits here")
+            self.notes.append("matmul_precision: every setting gives identical results here")
             return None
         values = [v for v in answers if v == default or v in different]
         scopes = {value: partial(with_torch, "float32_matmul_precision", value) for value in values}

@@ -153,9 +153,9 @@ def trusted_setting(name: str) -> settings.Value:
 
 
 def use_tuned(device: str | torch.device | None = None) -> Applied:
-    """Put threads and the precision of float32 products in force in this process, as stored or set by hand.
+    """Set this process's threads and its precision of float32 products, as stored or as set by hand.
 
-    `cpu_dtype` is reported too; `anytorch.autocast` is what obeys it. Values tuned on another machine are ignored.
+    `cpu_dtype` is reported too; `anytorch.autocast` uses it. Values tuned on another machine are ignored.
     """
     import torch
 

@@ -87,7 +87,7 @@ ALIKE = 1.25  # a gap is of a pause's length up to this factor, and two steps
 
 @dataclass(frozen=True)
 class Passed:
-    """How a stretch of the day or the week was passed: so many times without a bar, and so often with some."""
+    """How often a stretch of the day or the week had no bar, and how often it had some."""
 
     empty: int
     filled: int

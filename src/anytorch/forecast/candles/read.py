@@ -400,9 +400,7 @@ def _cut(
     edges = [0, *gaps(times), len(frame)]
     pieces = [(start, stop) for start, stop in pairwise(edges) if stop - start >= 2]
     if not pieces:
-        raise InputError(
-            f"{where.name} has a huge gap between any two rows", hint=f"check the times of its {where.unit}s"
-        )
+        raise InputError(f"{where.name} has a huge gap after every row", hint=f"check the times of its {where.unit}s")
     whole = rhythm_of(pd.concat([times.iloc[start:stop] for start, stop in pieces]))
     said = [*notes, *(_alone(start, times, lines, where) for start, stop in pairwise(edges) if stop - start < 2)]
     for number, (start, stop) in list(enumerate(pieces, 1))[-1 if newest else 0 :]:

@@ -124,7 +124,7 @@ def _other_formats(text: Any, cells: Cells) -> tuple[Any, str]:
         layout, parsed = entry
         steps = parsed.diff().dropna().dt.total_seconds()
         backwards = not ((steps >= 0).all() or (steps <= 0).all())
-        foreign = layout.startswith("%m") != ("%p" in layout)  # who writes AM and PM writes the month first
+        foreign = layout.startswith("%m") != ("%p" in layout)  # files with AM and PM have the month first
         return backwards, float(steps.abs().median()) if len(steps) else 0.0, foreign
 
     layout, parsed = min(fitting, key=disorder)
@@ -167,6 +167,6 @@ def in_zone(times: Any, timezone: str | None, lines: Sequence[int], column: str,
         row = int(np.flatnonzero(times.dt.tz_localize(timezone, ambiguous="NaT").isna())[0])
     raise cells.refused(
         row,
-        f"{times.iloc[row]} comes twice in {timezone}, and the rows do not tell which is meant: the clocks go back there",
+        f"{times.iloc[row]} occurs twice in {timezone}, where the clocks go back: which one is meant is unknown",
         hint="write the offset with the times, such as 2024-10-27T02:00:00+02:00, or write them in UTC",
     )

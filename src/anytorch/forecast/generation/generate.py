@@ -109,7 +109,7 @@ Tick = Callable[[int], None]  # told how many steps are done
 
 @contextmanager
 def progress(wanted: Verbose, total: int) -> Iterator[Tick]:
-    """What to tell the steps done: a bar at a terminal, or a caller's own function; nobody anywhere else.
+    """What is told the number of steps done: a bar at a terminal, or the caller's own function; nothing anywhere else.
 
     A function is called with the steps done and all there are; what it raises ends the forecast.
     """
@@ -188,7 +188,7 @@ def begin(
 
 
 def still_fits(decoder: Decoder, name: str, shape: object) -> bool:
-    """Are these steps of an earlier forecast of the same shape? If not, they are gone: their memory is needed."""
+    """Whether these steps are of an earlier forecast of the same shape. If not, they are gone: their memory is needed."""
     kept = getattr(decoder, name)
     if kept is not None and kept.shape != shape:
         kept.close()

@@ -127,7 +127,7 @@ class StaticSteps(FixedSteps):
     def __init__(self, cache: Cache, shape: Shape, record: bool) -> None:
         self.cache, self.shape, self.sampler = cache, shape, shape.sampler
         decoder, rows, device = cache.decoder, shape.series * shape.samples, cache.decoder.device
-        no_kernels = why_not(decoder, rows) if shape.kernels else "not asked for"
+        no_kernels = why_not(decoder, rows) if shape.kernels else "not requested"
         super().__init__(decoder, shape.sampler, rows, NOISE_STEPS, no_kernels, record)
         self.at, self.slot = self.counters[:1], self.counters[1:]
         self.s1 = torch.zeros(rows, shape.steps + 1, dtype=torch.long, device=device)
@@ -309,7 +309,7 @@ class RolledSteps(FixedSteps):
 
     def __init__(self, decoder: Decoder, shape: RolledShape, record: bool) -> None:
         rows, device = shape.series * shape.samples, decoder.device
-        no_kernels = why_not(decoder, 1) if shape.kernels else "not asked for"
+        no_kernels = why_not(decoder, 1) if shape.kernels else "not requested"
         super().__init__(decoder, shape.sampler, rows, shape.windows, no_kernels, record)
         self.shape, self.record = shape, record
         kind: Any = {"device": device, "dtype": decoder.dtype}

@@ -88,7 +88,7 @@ class RowAttention:
         return KernelLaunch(self.kernels.attend_many, grid, arguments, constants)
 
     def tidy(self) -> None:
-        """Give back what only the ways that were not chosen needed."""
+        """Free the memory that only the rejected ways needed."""
         self.rooms = {share: room for share, room in self.rooms.items() if share == self.share}
 
     def groups(self, share: Share) -> int:

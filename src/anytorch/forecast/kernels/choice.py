@@ -68,7 +68,7 @@ class Chooser:
 
     @property
     def ready(self) -> bool:
-        """Is everything compiled that was asked for?"""
+        """Whether everything that was requested is compiled."""
         return self.compiling is not None and not self.compiling.under_way
 
     def choose(self, parts: Sequence[Part], *, also: Mapping[Key, Task] = NOTHING) -> dict[str, Verdict] | None:

@@ -168,7 +168,7 @@ class Products:
         return KernelLaunch(self.kernels.linear, grid_of(work, way), arguments, constants(work, way))
 
     def tidy(self) -> None:
-        """Give back what only the ways that were not chosen needed."""
+        """Free the memory that only the rejected ways needed."""
         self.rooms = {key: room for key, room in self.rooms.items() if self.way(key[0]) == key[1]}
 
     def room(self, work: Work, way: Cut) -> tuple[Tensor, Tensor]:

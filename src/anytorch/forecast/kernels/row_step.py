@@ -185,7 +185,7 @@ class KernelStep:
         return True
 
     def forget(self) -> bool:
-        """Back to what is built in; → was anything else chosen?"""
+        """Go back to what is built in; → whether anything else had been chosen."""
         before: tuple[dict[Product, Way], Share] = ({}, self.built_in)
         changed = (self.products.chosen, self.attend.share) != before
         self.products.chosen, self.attend.share = before

@@ -227,7 +227,7 @@ class Kronos(Pretrained):
         s1_logits = self.head.proj_s1(context)
         if use_teacher_forcing:
             if s1_targets is None:
-                raise UsageError("use_teacher_forcing=True needs s1_targets, and there are none")
+                raise UsageError("use_teacher_forcing=True needs s1_targets, which are missing")
             chosen = s1_targets
         else:
             likely = F.softmax(s1_logits.detach().float(), dim=-1)

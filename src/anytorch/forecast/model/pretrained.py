@@ -120,7 +120,7 @@ def check_name(source: Any, kind: str) -> None:
     """Raise ModelError for what cannot name a "model" or a "tokenizer"."""
     if not isinstance(source, (str, Path)):
         raise ModelError(
-            f"a {kind} is named by a path or a text, not by a {type(source).__name__}",
+            f"the name of a {kind} must be a path or a str, not a {type(source).__name__}",
             hint="give a folder, or a name such as NeoQuasar/Kronos-small",
         )
 

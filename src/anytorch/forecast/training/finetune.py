@@ -184,8 +184,8 @@ def finetune_tokenizer(
 
     `data`: paths, tables, or a dictionary of tables by name. `tokenizer`: a folder, a hub name, a module, or a
     dictionary of constructor arguments for a new one. A module is copied: yours stays as it is. `changes` are fields of
-    `TrainingPlan`. With `resume`, a run that was killed in the same `output` goes on where it was, and one with another plan
-    there is an error; "same" forgets that one and begins anew.
+    `TrainingPlan`. With `resume`, a run that was killed in the same `output` resumes where it was, and one with another plan
+    there is an error; "same" discards that one and starts over.
     """
     plan = replace(TOKENIZER_PLAN if plan is None else plan, **checked(changes))
     with world(device) as processes, own_random_numbers():
@@ -280,7 +280,7 @@ def _train(
             run.folder.load(run.fingerprint, "cpu", mmap=True)
             resume = True
         except InputError as exc:
-            log.warning("%s: it is discarded, and this run starts over", exc.message)
+            log.warning("%s: the earlier run is discarded, and training starts over", exc.message)
             resume = False
         processes.wait()  # all have looked: now the first may forget it
     return run.train(resume=resume, progress=progress)

@@ -101,7 +101,7 @@ def unread(path: Path, exc: OSError) -> UsageError:
 def read_state(path: Path, device: torch.device | str, mmap: bool) -> dict[str, Any]:
     """What a state's file holds. Raises ModelError for a damaged one; with `mmap` its tensors are not looked at.
 
-    Raises UsageError for one that cannot be read now: that is no damage, and may pass; who resumes must not start over.
+    Raises UsageError for one that cannot be read now: that is not damage, and may pass; the run must not start over.
     """
     try:
         if not mmap:
@@ -152,7 +152,7 @@ def remove_left_overs(path: Path) -> None:
     for file in path.parent.glob(f".{path.name}.*"):
         owner = file.name.removeprefix(f".{path.name}.").partition("-")[0]
         if owner.isdecimal() and (int(owner) == os.getpid() or not is_alive(int(owner))):
-            log.debug("removing %s: its writer is gone", file)
+            log.debug("removing %s: the process that wrote it has ended", file)
             file.unlink(missing_ok=True)
 
 
@@ -224,7 +224,7 @@ class RunFolder:
         except OSError as exc:
             raise OutputError(
                 f"the damaged {self.state} cannot be put aside as {self.damaged.name}: {exc.strerror or exc}",
-                hint="make the folder writable, or remove that file: the state before it is whole",
+                hint="make the folder writable, or remove that file: the state before it is intact",
             ) from exc
 
     def forget(self) -> None:
@@ -266,7 +266,7 @@ class RunFolder:
             if isinstance(entry, dict) and isinstance(entry.get("step", 0), (int, float)):
                 found.append(entry)
             else:
-                log.info("%s: a line that is not whole is left out: %r", self.log, line[:80])
+                log.info("%s: an incomplete line is ignored: %r", self.log, line[:80])
         return found
 
     def write_summary(self, summary: dict[str, Any]) -> None:

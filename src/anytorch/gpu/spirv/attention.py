@@ -28,7 +28,7 @@ LOG2_E = math.log2(math.e)
 
 
 def fits(kernel: Attention, shape: Shape, shared_bytes: int, threads: int) -> bool:
-    """Can a driver with this matrix shape run the kernel?"""
+    """Whether a driver with this matrix shape can run the kernel."""
     lines = kernel.stacked * shape.m  # queries of a subgroup
     invocations = kernel.queries // lines * shape.subgroup
     steps = (

@@ -195,7 +195,7 @@ def _scatter(spec: Convolution) -> str:
 
 
 def has_phases(kernel: Triple, stride: Triple, dilation: Triple) -> bool:
-    """Is there more than one phase, and is each reached by fewer taps than there are?"""
+    """Whether there is more than one phase, each reached by fewer taps than the kernel has."""
     strided = [(k, d) for k, s, d in zip(kernel, stride, dilation, strict=True) if s > 1]
     return any(k > 1 for k, _ in strided) and all(d == 1 for _, d in strided)
 

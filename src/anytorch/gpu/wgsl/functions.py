@@ -292,7 +292,7 @@ _SINGLE = {
 
 
 def computable(expression: str, kind: str) -> bool:
-    """Can `expression` be computed in WGSL type `kind`? False where it names a function that type has no form of."""
+    """Whether `expression` can be computed in WGSL type `kind`. False where it names a function that type has no form of."""
     if kind.startswith("i") and _FRACTION.search(expression):
         return False
     called = set(_CALL.findall(expression))

@@ -85,7 +85,7 @@ SLOT_THREADS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Who takes a row: a workgroup, a subgroup or a thread."""
+    """What computes a row: a workgroup, a subgroup or a thread."""
 
     threads: int = THREADS  # per workgroup
     group: bool = False  # a workgroup per row; else a thread
@@ -207,7 +207,7 @@ def _helpers(text: str, compute: str) -> str:
 
 
 def shufflable(reducer: Reducer, compute: str) -> bool:
-    """Can a subgroup's lanes exchange the state? 64-bit fields cannot be shuffled."""
+    """Whether a subgroup's lanes can exchange the state. 64-bit fields cannot be shuffled."""
     return all(typed(kind, compute) != "i64" for _, kind, _ in reducer.fields)
 
 

@@ -92,7 +92,7 @@ def render(kernel: Rows) -> str:
 
 
 def _body(kernel: Rows, first: str, step: str, fold: str, once: str) -> str:
-    """What is done with `row` by workers who take elements from `first` on, `step` apart."""
+    """What workers do with `row`, each taking elements from `first` on, `step` apart."""
     base = "(row / p.inner) * p.length * p.inner + row % p.inner" if kernel.strided else "row * p.length"
     writes = " ".join(f"r{j}[row] = {value};" for j, value in enumerate(kernel.row_outputs))
     if kernel.quads:

@@ -39,7 +39,7 @@ KINDS: dict[str, Kind] = {
 
 
 def supported(name: str, features: Collection[str]) -> bool:
-    """Can a shader on an adapter with these features compute with this dtype?"""
+    """Whether a shader on an adapter with these features can compute with this dtype."""
     kind = KINDS.get(name)
     return kind is not None and (not kind.feature or kind.feature in features)
 

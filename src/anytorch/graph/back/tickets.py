@@ -1,4 +1,4 @@
-"""Counters for programs that share a tile: each takes a number when it is done, and who takes the last one joins the parts.
+"""Counters for programs that share a tile: each takes a number when it is done, and the last one joins the parts.
 
 A launch finds its counters at 0 and leaves them at 0. Nobody else may use them meanwhile:
 

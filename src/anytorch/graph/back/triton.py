@@ -84,7 +84,7 @@ def prepare(kernel: Kernel, schedule: Schedule) -> Launch:
 
 
 def _is_compiled_for_these(compiled: Any) -> bool:
-    """Does what Triton launched serve all tensors that are aligned alike, with the same sizes?
+    """Whether what Triton launched serves all tensors that are aligned alike, with the same sizes?
 
     Then the next launch goes to it at once: Triton's own way there looks at every argument again, and takes several times as
     long. Not in the interpreter, which compiles nothing, and not on ROCm, where the size of a tensor's storage matters, too.

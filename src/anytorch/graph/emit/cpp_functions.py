@@ -75,7 +75,7 @@ def literal(expr: Expr) -> str:
 
 
 def in_stages(one: Reduction, kind: str) -> bool:
-    """Is a sum taken in stages? One after another, thousands of terms would lose digits that a vector's lanes keep."""
+    """Whether a sum is taken in stages: one by one, thousands of terms would lose digits that a vector's lanes keep."""
     return one.how == "sum" and kind != "end"
 
 

@@ -124,7 +124,7 @@ def _of_rows(kernel: Kernel, known: Mapping[str, int], machine: Machine) -> Iter
 
 
 def _evenly(kernel: Kernel, axis: str) -> bool:
-    """Do all loads take neighbouring elements, or the same one, along this axis?"""
+    """Whether all loads take neighbouring elements, or the same one, along this axis."""
     steps = [one.index.step(axis) for one in loads(kernel) if one.index is not None]
     steps += [store.index.step(axis) for store in kernel.stores]
     return all(step in (0, 1) for step in steps)

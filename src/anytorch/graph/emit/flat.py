@@ -33,7 +33,7 @@ def _indices(kernel: Kernel) -> Iterator[Index]:
 
 
 def _as_one(index: Index, outer: str, inner: str, kernel: Kernel) -> bool:
-    """Does a step along the outer axis lead to where a whole walk along the inner one does?"""
+    """Whether a step along the outer axis leads to where a whole walk along the inner one does."""
     wide, narrow = index.step(outer), index.step(inner)
     return wide is not None and narrow is not None and wide == narrow * kernel.extents[inner]
 

@@ -44,7 +44,7 @@ def together(kernel: Kernel, first: Reduction, done: Iterable[object], bound: fr
 
 
 def whole_numbers(one: Reduction) -> bool:
-    """Does it fold integers? Emitters that fold in float32 must not."""
+    """Whether it folds integers. Emitters that fold in float32 must not."""
     return any(body.dtype in ("int8", "int32", "int64") for body in one.bodies)
 
 
@@ -54,7 +54,7 @@ def maxima(one: Reduction, group: Sequence[Reduction]) -> list[Reduction]:
 
 
 def scaled_by(one: Reduction, top: Reduction) -> bool:
-    """Does this sum depend on that maximum only as exactly one factor exp(x - maximum)?
+    """Whether this sum depends on that maximum only as exactly one factor exp(x - maximum).
 
     Then it may be summed with the maximum so far, and scaled by exp(old - new) whenever that grows.
     """

@@ -255,7 +255,7 @@ class _Writer(Tiles):
         home.names[reduction] = name
 
     def _fold(self, how: str, body: str, axis: int) -> str:
-        """A tile folded along an axis. Unlike `tl.max`, a maximum of numbers that are none is none, as torch's is."""
+        """A tile folded along an axis. Unlike with `tl.max`, a maximum over a NaN is NaN, as in torch."""
         helper = {"max": "_larger", "min": "_smaller"}.get(how)
         if helper is None:
             return fold(how, body, axis)
@@ -300,7 +300,7 @@ class _Writer(Tiles):
         return f"tl.dot({a}, {b}{f', {into}' if into else ''}{precise})"
 
     def _is_padded(self, reduction: Reduction, order: Order) -> bool:
-        """Is it a row times a matrix that goes through a matrix unit, as so many rows that are alike?"""
+        """Whether it is a row times a matrix, computed by a matrix unit as so many equal rows."""
         if not self.schedule.padded or reduction.how != "dot" or len(order) != 1 or len(reduction.over) != 1:
             return False
         sides = [set(body.axes) & set(order) for body in reduction.bodies]

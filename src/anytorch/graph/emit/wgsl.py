@@ -96,7 +96,7 @@ class _Writer(Reductions):
         return 1
 
     def _dense(self, store: Store) -> bool:
-        """Is a result's element number that of the point it is computed for?"""
+        """Whether a result's element has the number of the point it is computed for."""
         return all(axis in store.index.axes for axis in self.kernel.axes)
 
     def _walked(self) -> int:

@@ -38,11 +38,11 @@ class Reductions(Values):
         self.arrays = False  # is a sum kept for each of a lane's columns?
 
     def _is_row(self, one: Reduction) -> bool:
-        """Is it computed once for a worker: of nothing but its point and its columns?"""
+        """Whether it is computed once per worker, from its point and its columns only."""
         return one.axes <= set(self.kernel.axes) and not self._closed()
 
     def _is_wide(self, one: Reduction) -> bool:
-        """Does it change with the columns?"""
+        """Whether it changes with the columns."""
         return bool(one.axes & set(self.columns))
 
     def reduced(self, one: Reduction) -> str:
@@ -173,7 +173,7 @@ class Reductions(Values):
     # --- reductions that lanes share -------------------------------------------------------------------------------------
 
     def _together(self, group: Sequence[Reduction]) -> None:
-        """All lanes of a worker: each takes every so-manieth term of what is the row's, and all terms of its columns."""
+        """All lanes of a worker: each takes every n-th term of what is the row's, and all terms of its columns."""
         over = group[0].over
         wide = [one for one in group if self._is_wide(one)]
         own = [one for one in group if one not in wide]
@@ -247,7 +247,7 @@ class Reductions(Values):
             self._line("workgroupBarrier();")
 
     def _even(self, over: Sequence[str]) -> bool:
-        """Has every lane as many terms as the others?"""
+        """Whether every lane has as many terms as the others."""
         length = product(self.kernel.extents[axis] for axis in over)
         return isinstance(length, int) and length % self.lanes == 0
 

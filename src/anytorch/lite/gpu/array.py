@@ -306,7 +306,7 @@ def row_numbers(index: Any, x: GpuArray) -> Array | None:
         return None
     n = x.shape[0]
     if numbers.size and not (-n <= numbers.min() and numbers.max() < n):
-        raise IndexError(f"row numbers {numbers.min()} to {numbers.max()} of an array with {n} rows")
+        raise IndexError(f"row numbers {numbers.min()} to {numbers.max()} are out of range: the array has {n} rows")
     return np.where(numbers < 0, numbers + n, numbers)
 
 
@@ -344,7 +344,7 @@ def without(shape: tuple[int, ...], over: tuple[int, ...], keepdims: bool) -> tu
 def reduced(name: str, x: GpuArray, axis: Any = None, keepdims: bool = False) -> GpuArray:
     over = axes_of(x, axis)
     if name in ("amax", "amin") and not all(x.shape[d] for d in over):
-        raise ValueError(f"{name} of an empty array")
+        raise ValueError(f"{name} of an empty array is undefined")
     (out,) = folds.folded(name, x.layout, over)
     return GpuArray(folds.as_shape(out, without(x.shape, over, keepdims)))
 

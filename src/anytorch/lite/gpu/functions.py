@@ -1,4 +1,4 @@
-"""Functions of arrays that NumPy has no word for, on the GPU. `lite.moving.on_gpu` finds them here by name.
+"""Functions of arrays that NumPy does not have, on the GPU. `lite.moving.on_gpu` finds them here by name.
 
 Convolution and pooling are the kernels of the torch device, which compute the windows' places as they load. LSTM and GRU
 take one matrix product and one kernel for all gates per step, and the same backwards; a kernel may not read and write one

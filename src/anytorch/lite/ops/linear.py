@@ -22,7 +22,9 @@ def matmul(a: T, b: T) -> T:
     """Vectors, matrices and batches of matrices: (…, m, k) @ (…, k, n) → (…, m, n)."""
     x, y = a.data, b.data
     if x.dtype != y.dtype:
-        raise UsageError(f"matmul of {x.dtype} and {y.dtype}", hint="convert one: a.to(b.dtype) @ b")
+        raise UsageError(
+            f"matmul of {x.dtype} and {y.dtype} is invalid: types differ", hint="convert one: a.to(b.dtype) @ b"
+        )
     if x.ndim == 0 or y.ndim == 0 or x.shape[-1] != y.shape[0 if y.ndim == 1 else -2]:
         raise UsageError(f"matmul: the shapes {x.shape} and {y.shape} do not fit")
 
@@ -77,7 +79,8 @@ def embedding(indices: Base, weight: T) -> T:
     if where.dtype.kind not in "iu":
         raise UsageError(f"embedding needs whole numbers, got {where.dtype}", hint="CustomTensor(ids, dtype='int64')")
     if where.size and (where.min() < 0 or where.max() >= weight.data.shape[0]):
-        raise UsageError(f"embedding: numbers {where.min()} to {where.max()}, rows 0 to {weight.data.shape[0] - 1}")
+        rows = f"rows 0 to {weight.data.shape[0] - 1}"
+        raise UsageError(f"embedding: numbers {where.min()} to {where.max()} are out of range: there are {rows}")
 
     def backward(g: Array) -> tuple[Array]:
         grad = np.zeros_like(weight.data)

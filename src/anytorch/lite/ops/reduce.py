@@ -26,7 +26,7 @@ def axes(x: Array, dim: Dim) -> tuple[int, ...]:
     least = max(x.ndim, 1)
     for d in named:
         if not -least <= d < least:
-            raise UsageError(f"dimension {d} of a tensor with {x.ndim} dimensions")
+            raise UsageError(f"dimension {d} does not exist: the tensor has {x.ndim} dimensions")
     return tuple(d % least for d in named) if x.ndim else ()
 
 
@@ -45,7 +45,7 @@ def sum_of(x: T, dim: Dim = None, keepdim: bool = False) -> T:
 
 def mean(x: T, dim: Dim = None, keepdim: bool = False) -> T:
     if not is_floating(x.data.dtype):
-        raise UsageError(f"mean of a {x.data.dtype} tensor", hint="convert it first: x.float().mean()")
+        raise UsageError(f"mean of a {x.data.dtype} tensor is not supported", hint="convert it first: x.float().mean()")
     over, shape = axes(x.data, dim), x.data.shape
     n = prod(shape[i] for i in over)
     with np.errstate(all="ignore"):  # the mean of nothing is nan
@@ -74,7 +74,7 @@ def extreme(x: T, dim: Dim, keepdim: bool, name: str) -> T:
     """amax and amin: equal winners share the gradient."""
     over, shape = axes(x.data, dim), x.data.shape
     if prod(shape[i] for i in over) == 0 and over:
-        raise UsageError(f"{name} of an empty tensor of shape {shape}")
+        raise UsageError(f"{name} of an empty tensor is undefined; its shape is {shape}")
     result = array((np.max if name == "amax" else np.min)(x.data, axis=over, keepdims=keepdim))
 
     def backward(g: Array) -> tuple[Array]:
@@ -87,7 +87,7 @@ def extreme(x: T, dim: Dim, keepdim: bool, name: str) -> T:
 def arg_extreme(x: T, dim: int | None, keepdim: bool, largest: bool) -> T:
     """Where the extreme number is; the first one if several are equal. No gradient."""
     if x.data.size == 0:
-        raise UsageError(f"argmax or argmin of an empty tensor of shape {x.data.shape}")
+        raise UsageError(f"argmax or argmin of an empty tensor is undefined; its shape is {x.data.shape}")
     find = np.argmax if largest else np.argmin
     out: T = make(x, array(find(x.data, axis=dim, keepdims=keepdim and dim is not None)).astype(int64))
     return out

@@ -161,7 +161,7 @@ def stack(tensors: Sequence[T], dim: int = 0) -> T:
 
 def split(x: T, size: int, dim: int = 0) -> tuple[T, ...]:
     if size < 1:
-        raise UsageError(f"parts of {size}")
+        raise UsageError(f"split into parts of {size} is invalid: use 1 or more")
     (dim,) = axes(x.data, dim)
     before = (slice(None),) * dim
     return tuple(getitem(x, (*before, slice(i, i + size))) for i in range(0, max(x.data.shape[dim], 1), size))

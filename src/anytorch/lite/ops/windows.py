@@ -20,7 +20,7 @@ def pair(value: Pair) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Windows:
-    """Of an image of (height, width)."""
+    """The windows of an image of (height, width)."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]

@@ -46,7 +46,7 @@ def gather_texts(
 def gather_by_index(
     ids: npt.NDArray[np.int32], starts: npt.NDArray[np.int32], places: npt.NDArray[np.intp]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The same by NumPy: for callers who have more to do than to cut batches, and nothing compiled yet."""
+    """The same by NumPy: for callers that do much more than cut batches, while nothing is compiled yet."""
     lengths = starts[places + 1] - starts[places]
     begins = np.zeros(len(places) + 1, np.int32)
     np.cumsum(lengths, out=begins[1:])
@@ -71,7 +71,7 @@ def scatter_rows(rows: npt.NDArray[Any], places: npt.NDArray[np.intp], out: npt.
 def _check(places: npt.NDArray[Any], count: int, what: str) -> None:
     """NumPy would count negative places from the end, and the library would not look at all."""
     if len(places) and not (int(places.min()) >= 0 and int(places.max()) < count):
-        raise IndexError(f"{what} {int(places.min())} to {int(places.max())} of {count}")
+        raise IndexError(f"{what} {int(places.min())} to {int(places.max())} are out of range: there are {count}")
 
 
 def _plain(array: npt.NDArray[Any], dtype: type[np.generic] | None = None) -> bool:

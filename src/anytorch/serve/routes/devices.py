@@ -25,7 +25,7 @@ async def asked_to_refresh(request: Request, refresh: bool = False) -> bool:
     site = request.headers.get("sec-fetch-site", "same-origin").strip().lower()
     if refresh and site not in ("same-origin", "none") and not request.app.guard.allows(request.headers.get("origin")):
         raise Problem(
-            403, "foreign-origin", "Origin not allowed", "a web page of another site may not try the devices anew",
+            403, "foreign-origin", "Origin not allowed", "a web page of another site may not have the devices tried again",
             hint="allow it with --allow-origin",
         )  # fmt: skip
     return refresh

@@ -26,7 +26,7 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
     """The weights in a folder (or one .safetensors file). Opening reads headers only.
 
     `tensor(name)` gives NumPy arrays, which stay valid after `close`. Small ones are read. Large ones are mapped, and shared
-    between processes; whoever cuts their file short would end those (SIGBUS): ask `check_still_whole` before each use.
+    between processes; if their file is cut short, a read ends the process (SIGBUS): call `check_still_whole` first.
     Raises ModelError, naming the file, for a missing, truncated or damaged one.
     """
 

@@ -79,7 +79,7 @@ def chosen(
     top_p: Tensor,  # float64 [rows]
     point: Tensor,  # float64 [rows]
 ) -> Tensor:
-    """A token for each row, int64 [rows]; NO_NUMBER where the logits are none. The host is not asked: it can be recorded."""
+    """A token for each row, int64 [rows]; NO_NUMBER where the best logit is not finite. Can be recorded."""
     if candidates == 1:
         best, tokens = logits.max(-1, keepdim=True)
         made = tokens[:, 0]

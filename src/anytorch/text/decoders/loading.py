@@ -192,7 +192,7 @@ def _named(folder: Path, stored: dict[str, StoredTensor], wanted: dict[str, torc
     extra = [name for name in extra if not name.endswith(COMPUTED)]
     if extra:
         raise ModelError(
-            f"{folder} holds {', '.join(sorted(extra)[:3])}, which config.json knows nothing of",
+            f"{folder} holds {', '.join(sorted(extra)[:3])}, which config.json does not mention",
             hint="it is another kind of model (several experts, another norm), or quantized: use anytorch.TextGenerator",
         )
     return {name: found[name] for name in wanted}

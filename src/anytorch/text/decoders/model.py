@@ -186,7 +186,7 @@ class Decoder(nn.Module):
         """Logits of every given token, or of the `last` one alone, [rows, n or 1, vocabulary]. With `kept` the tokens follow
         those in it, and their keys and values stay there.
 
-        Raises InputError for tokens that are none, and for more than there is room for.
+        Raises InputError for invalid tokens, and for more than there is room for.
         """
         device = self.model.embed_tokens.weight.device
         ids = torch.as_tensor(ids, device=device)

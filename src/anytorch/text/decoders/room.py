@@ -42,7 +42,7 @@ def room_for(
 
 
 def spare_nbytes(device: torch.device) -> int | None:
-    """What is free on a device, with what torch keeps there for itself; None where nobody tells."""
+    """What is free on a device, with what torch keeps there for itself; None where unknown."""
     use = memory(device)
     if use.free is None or device.type == "cpu" or use.reserved is None or use.allocated is None:
         return use.free

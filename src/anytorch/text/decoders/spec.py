@@ -195,7 +195,7 @@ def _rotary(config: Mapping[str, Any], where: str) -> Rotary:
     most = _size(config, "max_position_embeddings", where)
     original = _first_length(config, where) or most
     if type(original) is not int or not 0 < original < 2**31:
-        raise ModelError(f"{where}: original_max_position_embeddings is {str(original)[:40]}", hint=DAMAGED)
+        raise ModelError(f"{where}: original_max_position_embeddings={str(original)[:40]} is invalid", hint=DAMAGED)
     if kind == "yarn" and table.get("factor") is None:
         factor = most / original
     return Rotary(

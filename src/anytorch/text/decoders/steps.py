@@ -25,7 +25,7 @@ LEAST_PLACES = 64  # of the shortest recording
 class PlacedSteps(Rows):
     """`Rows` whose tokens and places lie where a recording of the step reads them: one replay for a token of all rows.
 
-    A row that nobody reads computes something that nobody looks at. Not for several threads at once.
+    A row that is not in use computes something that is never read. Not for several threads at once.
     """
 
     def __init__(self, rows: int, positions: int, device: torch.device) -> None:

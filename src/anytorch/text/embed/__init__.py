@@ -5,7 +5,7 @@ tokens      texts → packed token ids     windows   any iterable, tokenized one
 runner      batches through the encoder; Budget finds their best size, fit_batch their largest
 head        pooled vectors → the answer  compare   similarities, and the nearest
 engine      all of it together (encoder_builder: the encoder for it; encoder_device: where it computes)
-queue       many callers, one engine (queue_line: who waits, and who gets into a batch)
+queue       many callers, one engine (queue_line: which requests wait, and which get into a batch)
 pool        several devices              files     whole files, resumable
 folder      a folder, searchable         passages  its files, cut for a search
 """

@@ -190,8 +190,8 @@ class ArrowEngine(AbstractContextManager["ArrowEngine"]):
     ) -> Any:
         """One vector per text, in order: [texts, dim]. A single str gives one vector.
 
-        `prompt`: the name of one of the model's prompts ("query", "passage"), or a text to put before each (a word alone
-        that is no such name is warned about). `dim`: only
+        `prompt`: the name of one of the model's prompts ("query", "passage"), or a text to put before each (a single word
+        that is not such a name causes a warning). `dim`: only
         the first so many dimensions (Matryoshka), normalised again. `precision`: "float32", "float16", "int8", "binary",
         "ubinary". `output`: "numpy", "torch", "arrow" (a FixedSizeListArray), "list". `progress(done, total)` is called
         after each batch; True draws a bar on standard error.

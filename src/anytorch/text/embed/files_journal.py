@@ -218,7 +218,7 @@ class Journal(RunFolder):
 def check_parts(identity: Any, parts: Iterable[Any]) -> None:
     """Raise ValueError for what a journal cannot hold: entries without numbers of rows and bytes from 0 on."""
     if not isinstance(identity, dict):
-        raise ValueError("it does not say whose run it is")
+        raise ValueError("it does not identify its run")
     for part in parts:
         counts = [part.get(name) for name in COUNTS] if isinstance(part, dict) else [None]
         if not all(type(count) is int and 0 <= count < 2**63 for count in counts):

@@ -279,7 +279,7 @@ class _TextReader(_Reader):
 
 
 def text_of_file(path: Path, most_nbytes: int) -> str:
-    """The text of a file, by its mark or as UTF-8. Raises InputError for anything else, and for bytes that are no text."""
+    """The text of a file, decoded by its byte order mark or as UTF-8. Raises InputError for all other bytes."""
     with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
         raw = file.read(most_nbytes + 1)  # a small .gz can hold very much
     if len(raw) > most_nbytes:
@@ -294,7 +294,7 @@ def text_of_file(path: Path, most_nbytes: int) -> str:
 
 
 def _encoding(begin: bytes) -> str:
-    """By the mark at the beginning that Windows' programs write; without one UTF-8. The mark is no part of the text."""
+    """The encoding that the byte order mark at the beginning names; UTF-8 without one. The mark is no part of the text."""
     for mark, name in (
         (codecs.BOM_UTF32_LE, "utf-32"),
         (codecs.BOM_UTF32_BE, "utf-32"),

@@ -200,7 +200,7 @@ class FolderIndex:
         self._save(target, private=False)
 
     def _keep(self) -> str:
-        """Write the index; why not, if that fails: a full disk or a cache that is read-only keeps nobody from an answer."""
+        """Write the index; why not, if that fails: a full disk or a read-only cache does not prevent an answer."""
         try:
             self._save(self.path, private=True)  # it holds the texts
         except OutputError as exc:

@@ -212,5 +212,5 @@ def sweep() -> None:
         for folder in parent.glob(f"{PREFIX}*") if parent.is_dir() else ():
             owner = folder.name.removeprefix(PREFIX).partition("-")[0]
             if owner.isdigit() and not is_alive(int(owner)):
-                log.debug("removing %s: its process is gone", folder)
+                log.debug("removing %s: its process has ended", folder)
                 shutil.rmtree(folder, ignore_errors=True)

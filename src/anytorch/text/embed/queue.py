@@ -2,8 +2,8 @@
 
 A thread takes texts from all waiting requests (`queue_line`) up to a token budget, so that a short request is not held up
 behind a long one, has the engine compute them, and answers. If a batch fails, its requests are computed one by one and
-only the culprit gets the error. Texts are tokenized in the caller's thread: bad input is the caller's error at once and
-nobody else's.
+only the culprit gets the error. Texts are tokenized in the caller's thread: bad input is at once an error of that caller
+alone.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ Observe = Callable[[BatchReport], None]
 class EngineQueue(AbstractContextManager["EngineQueue"]):
     """Dynamic batching in front of an engine, for threads and for asyncio.
 
-    `batch_tokens`: of one batch; None: the engine's own. `max_wait_s`: how long a request may wait for company; only
-    waited for while there is any (a lone caller is served at once). `max_waiting_tokens`: more than that may not wait;
+    `batch_tokens`: of one batch; None: the engine's own. `max_wait_s`: how long a request may wait for others; only
+    while there are any (a lone caller is served at once). `max_waiting_tokens`: more than that may not wait;
     nor more than takes `max_waiting_s` to compute, as full batches have measured it. `when_full`: "wait" until there is
     room, in the order of arrival, or "raise" QueueFull. `observe` is called in the worker's thread after every batch; if
     it fails that is logged, once.
@@ -367,7 +367,7 @@ class EngineQueue(AbstractContextManager["EngineQueue"]):
         )
         try:
             self._observe(report)
-        except Exception as exc:  # noqa: BLE001  (who keeps count wrongly must not cost others their answer)
+        except Exception as exc:  # noqa: BLE001  (a faulty observer must not cost others their answer)
             if not self._observe_failed:  # once: it would be said for every batch
                 self._observe_failed = True
                 log.error("observe=%r of the queue failed: %s: %s", self._observe, type(exc).__name__, exc)

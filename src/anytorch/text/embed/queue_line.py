@@ -1,7 +1,7 @@
 """The waiting requests of an engine: those admitted, and behind them those for which there is no room yet; and batches.
 
 Callers' threads put requests in and take them out again, the worker's thread takes batches. `changed` guards all of it;
-every method but `expire` and `stats` is called by who holds it.
+every method but `expire` and `stats` is called with it held.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ def share_batch(waiting: Sequence[tuple[int, Sequence[int]]], budget: int) -> li
     left goes round, a text to each, oldest first, beginning with those who have got nothing: a request of one long text
     has its turn by its age, and one of a thousand texts does not take the turns of all others. (By the least left to do
     instead, long texts wait for as long as shorter ones keep coming: simulated with 128 clients, the slowest hundredth
-    waited 5.8 s, and so 1.4 s.) The oldest always gets at least one text, so that nobody waits for ever.
+    waited 5.8 s, and so 1.4 s.) The oldest always gets at least one text, so that no request waits for ever.
     """
     if not waiting:
         return []

@@ -322,7 +322,7 @@ class FairLock:
             raise
 
     def __exit__(self, *_: object) -> None:
-        """Hand it over to who has waited longest."""
+        """Hand it over to the thread that has waited longest."""
         with self._mutex:
             if self._waiting:
                 self._waiting.popleft().release()
@@ -390,7 +390,7 @@ class Budget:
     def lower(self, tokens: int) -> None:
         """Lower the budget to the number of tokens that fitted in memory.
 
-        Not remembered: who else uses the memory now may be gone when the next process starts.
+        Not remembered: what else uses the memory now may be gone when the next process starts.
         """
         self.limit = tokens
         self.tokens = min(self.tokens, self.limit)

@@ -34,11 +34,11 @@ def why_no_attention(match: Match, known: Mapping[str, int], device: torch.devic
     batch, heads, n, width = match.shape("q", known)
     _, groups, keys, _ = match.shape("k", known)
     if node["masked"] or node["counted"]:
-        return "masks and lengths are not for it"
+        return "it takes no masks or lengths"
     if keys != n or match.shape("v", known)[3] != width:
-        return "it is for texts within themselves: as many keys as queries, as wide as values"
+        return "it is for self-attention: as many keys as queries, and values as wide as keys"
     if heads != groups and batch > 1:
-        return "heads share keys in one text alone"
+        return "heads may share keys only if there is one text"
     if reason := _why_not_here(match):
         return reason
     kernels = _kernels()

@@ -62,7 +62,7 @@ def allowed(length: int, window: int, causal: bool, device: torch.device) -> Ten
 
 
 class Ends:
-    """Texts end to end: `starts` [rows + 1] holds where each begins, int32. Tokens after the last text belong to nobody."""
+    """Texts end to end: `starts` [rows + 1] holds where each begins, int32. Tokens after the last text belong to no text."""
 
     def __init__(self, starts: Tensor, tokens: int, longest: int) -> None:
         self.starts, self.tokens, self.longest = starts, tokens, longest
@@ -205,7 +205,7 @@ def check_pooling(pooling: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def pool(x: Tensor, layout: Layout, poolings: Sequence[str]) -> Tensor:
-    """x [tokens, width] → [rows, width × poolings] in float32. Rows that hold no text come out as anything."""
+    """x [tokens, width] → [rows, width × poolings] in float32. Rows without a text hold arbitrary values."""
     vectors = [pool_one(x, layout, name) for name in poolings]
     return vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)
 

@@ -144,7 +144,7 @@ def _measure(encoder: TorchEncoder, plans: Sequence[EncoderPlan], asked: Questio
         if 3 * seconds * LEAST_PASSES > budget:
             first, *rest = (Trial(plan.short, facts=asdict(plan)) for plan in plans)
             others = (replace(one, refused=NO_TIME) for one in rest)
-            why = f"the plainest way: {counted(tokens, 'token')} take {duration(seconds)}, too long to compare others"
+            why = f"the simplest layout: {counted(tokens, 'token')} take {duration(seconds)}, too long to compare more"
             return Verdict(asked, (first, *others), first.name, why, budget)
     # Short texts alone, too, on a device, and long ones: there are ways that only they take.
     texts = [sample(encoder.spec, tokens)]

@@ -1,4 +1,4 @@
-"""Calling a causal language model of transformers, whatever its forward names what it takes."""
+"""Calling a causal language model of transformers, whatever the names of its forward's arguments."""
 
 from __future__ import annotations
 

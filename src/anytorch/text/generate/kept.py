@@ -4,7 +4,7 @@ Of a layer is kept what its kind needs, for every row:
 
 - full attention: keys and values of all places;
 - a sliding window: those of the last so many, each token's in place of the one that left the window;
-- a state (Mamba and its kin, convolutions): the state before the step and the one after it, so that a step may be run again.
+- a state (Mamba, convolutions): the state before the step and the one after it, so that a step may be run again.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class KeptOfLayer:
 
 
 def kept_of(layer: Any) -> KeptOfLayer:
-    """What to keep for a layer like this one, which has read a prompt. Raises ModelError for kinds nobody here knows."""
+    """What to keep for a layer like this one, which has read a prompt. Raises ModelError for unknown kinds."""
     kind, most = type(layer), 1
     states: tuple[State, ...] = ()
     if kind not in (GrowingLayer, SlidingLayer, StateLayer, BothLayer):
-        raise ModelError(f"it keeps its tokens in a {kind.__name__}, which no step here knows")
+        raise ModelError(f"it keeps its tokens in a {kind.__name__}, which is not supported")
     if kind in (StateLayer, BothLayer):
         found = [(name, *one) for name in STATES for one in getattr(layer, name).items() if one[1] is not None]
         states = tuple(State(name, number, tuple(one.shape[1:]), one.dtype) for name, number, one in found)
@@ -159,12 +159,12 @@ class States:
             after[:rows].copy_(self._before[kind][:rows])
 
     def under_way(self, rows: Collection[int]) -> None:
-        """A step of these has been computed."""
+        """Note that a step of these rows has been computed."""
         if self._at:
             self._done = set(rows)
 
     def accept(self) -> None:
-        """The last step holds: the next one begins where it ended."""
+        """Keep the last step's states: the next step begins where it ended."""
         if not self._done:
             return
         self._accepted.copy_(torch.tensor([[row in self._done] for row in range(len(self._lengths))]))

@@ -141,9 +141,9 @@ def open_kernel(folder: Path, device: torch.device, dtype: str, weights: str | N
     whose_kernels = "our own" if isinstance(steps, FusedSteps) else "torch's"
     says = f"one recorded step of {whose_kernels} kernels computes a token of all requests"
     if steps.recorded:
-        says = f"a step over tensors that stay computes a token of all requests; it is not recorded: {steps.recorded}"
+        says = f"a step over fixed tensors computes a token of all requests; it is not recorded: {steps.recorded}"
     if isinstance(steps, LaunchedSteps):
-        says += "; one launch computes all tokens of a request that is alone and takes the most likely ones"
+        says += "; one launch computes all tokens of a single request that takes the most likely ones"
     return Opened(
         decoder,
         lambda rows, positions: type(steps)(decoder, rows, positions),
@@ -166,7 +166,7 @@ def _open_packed_launch(decoder: Decoder, weights: str) -> Opened:
     if not isinstance(steps, LaunchedSteps):
         raise ModelError(f"no kernel reads weights in {weights} on {weight.device}: {why}")
     says = (
-        f"one launch with weights in {weights} computes all tokens of a request that is alone and takes the most likely "
+        f"one launch with weights in {weights} computes all tokens of a single request that takes the most likely "
         "ones; for several, and for prompts, recorded steps of our own kernels read the same rounded numbers in 16 bits"
     )
     return Opened(
@@ -285,7 +285,7 @@ class KernelRows:
         return True
 
     def _made_room(self, rows: int, positions: int) -> bool:
-        """Is there a kernel of so many rows and positions, or was one made?"""
+        """Whether there is a kernel of so many rows and positions, or one was made."""
         had = self._kernel
         if had is not None and had.rows >= rows and had.positions >= positions:
             return True

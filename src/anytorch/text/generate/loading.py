@@ -222,7 +222,7 @@ def opened_kernel(
     if kernel == "off":
         return None, "kernel='off'"
     if family not in FAMILIES:
-        return None, f"our decoders do not know the family {family}"
+        return None, f"our decoders do not support the family {family}"
     if quantization is not None and quantization not in PACKED:
         return None, f"the kernels read no weights in {quantization} yet"
     host = quantization is not None and device.type == "cpu"

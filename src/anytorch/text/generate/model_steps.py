@@ -62,7 +62,7 @@ class Stepped:
         self.device: torch.device = words.device
         text = self.config.get_text_config(decoder=True) if hasattr(self.config, "get_text_config") else self.config
         if "chunked_attention" in (getattr(text, "layer_types", None) or ()):
-            raise ModelError("it attends within chunks of the text, which no step here knows")
+            raise ModelError("it attends within chunks of the text, which is not supported")
         if "local" in (getattr(text, "attention_layers", None) or ()):  # GPT-Neo
             raise ModelError(
                 "its layers count a window's places by themselves, so texts of several lengths cannot share a step"
@@ -96,7 +96,7 @@ class Stepped:
 
     @property
     def mixes(self) -> bool:
-        """Are there experts that can be computed in another way than the model's own?"""
+        """Whether there are experts that can be computed in another way than the model's own."""
         return bool(getattr(self.forward.model, "_can_set_experts_implementation", bool)())
 
     @contextmanager
@@ -144,9 +144,9 @@ class ModelSteps(PlacedSteps):
 
     def _read(self, row: int, ids: Sequence[int], begin: int, every: bool) -> Tensor:
         if every:
-            raise UsageError("these steps give the logits of a prompt's last token alone", hint="use a decoder of ours")
+            raise UsageError("these steps give logits of a prompt's last token only", hint="use one of our decoders")
         if begin and self.whole_prompts:
-            raise UsageError("this model reads a prompt in one go", hint="begin the row anew")
+            raise UsageError("this model cannot continue a prompt: it reads one as a whole", hint="start the row again")
         cache = new_cache(self.stepped.config) if self.whole_prompts else self._cache_of_row(row, begin)
         logits = self.stepped.read(ids, cache, begin)
         if self.whole_prompts:
@@ -274,7 +274,7 @@ def open_model(model: Any, folder: Path, most_positions: int | None) -> Opened:
     says = "one recorded step of transformers' own model computes a token of all requests"
     if recorded:
         says = (
-            "a step of transformers' own model, over tensors that stay, computes a token of all requests; "
+            "a step of transformers' own model, over fixed tensors, computes a token of all requests; "
             f"it is not recorded: {recorded}"
         )
     make: Callable[[int, int], ModelSteps] = lambda rows, positions: kind(stepped, rows, positions)  # noqa: E731

@@ -39,7 +39,7 @@ def build(**arguments: Any) -> Worker:
 class TextPool:
     """Several generators of one model. Thread-safe. `options` are those of `TextGenerator`.
 
-    A device that dies gives its prompts back: nothing is lost while one lives.
+    If a device's process dies, others take its prompts: nothing is lost while one runs.
     """
 
     def __init__(

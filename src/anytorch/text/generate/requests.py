@@ -96,7 +96,7 @@ class TextRequest:
 
     @property
     def reading(self) -> bool:
-        """Is some of the prompt still to be computed, apart from its last token?"""
+        """Whether some of the prompt is still to be computed, apart from its last token."""
         return len(self.tokens) - self.length > 1 or self.cache is None
 
     @property
@@ -113,7 +113,7 @@ Computed = tuple[int, "torch.Tensor | None"]  # how many tokens of each request;
 
 
 class Way(Protocol):
-    """How tokens are computed: what the scheduler's worker asks, and nobody else."""
+    """How tokens are computed: used by the scheduler's worker only."""
 
     def read(self, request: TextRequest, portion: int) -> Computed:
         """Go on with the prompt by at most a portion. The one with its last token gives logits, [1, vocabulary], else None.
@@ -130,14 +130,14 @@ class Way(Protocol):
         no number, which ends a list. None: they can only be computed one by one."""
 
     def tokens(self, requests: Sequence[TextRequest]) -> Generator[list[int], None, None] | None:
-        """One token for each of these again and again, as they ask for it, until it is closed: before anybody comes or goes.
+        """One token for each of these again and again, as they ask for it, until it is closed: before requests come or go.
         None where tokens are chosen from logits, step by step."""
 
     def undo(self, requests: Sequence[TextRequest]) -> None:
         """A step of these has failed: what it may have left behind is removed."""
 
     def leave(self, request: TextRequest) -> None:
-        """The request has ended: its memory is free from now on, however long somebody holds it."""
+        """The request has ended: its memory is free from now on, however long others hold it."""
 
     def close(self) -> None:
         """Let go of the model. All requests have ended."""

@@ -217,7 +217,7 @@ class Scheduler:
             self._ended(request, "length")
 
     def _streamed(self, requests: list[TextRequest]) -> bool:
-        """Give all running requests tokens until somebody comes or goes. False: they are to be computed step by step."""
+        """Give all running requests tokens until a request comes or goes. False: they are to be computed step by step."""
         if any(request.sampling.repetition_penalty != 1.0 for request in requests):
             return False
         try:
@@ -246,7 +246,7 @@ class Scheduler:
         return True
 
     def _wanted_elsewhere(self, requests: Sequence[TextRequest]) -> bool:
-        """Has one of these been cancelled or run out of time, or is there room for one who waits?"""
+        """Whether one of these was cancelled or ran out of time, or there is room for one that waits."""
         if self._closing or (self._waiting and len(self._running) < self._most_at_once):
             return True
         now = time.perf_counter()

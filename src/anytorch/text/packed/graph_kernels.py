@@ -54,10 +54,10 @@ def why_no_attention(match: Match, known: Mapping[str, int], device: torch.devic
     node = match["attention"]
     _, _, n, width = match.shape("q", known)
     if match.shape("k", known)[2] != n or match.shape("v", known)[3] != width:
-        return "it is for texts within themselves: as many keys as queries, as wide as values"
+        return "it is for self-attention: as many keys as queries, and values as wide as keys"
     if not n or width % WHOLE_PANELS:
         return f"a head's width must be a multiple of {WHOLE_PANELS}"
-    return "masks and lengths are not for it" if node["masked"] or node["counted"] else _why_not_here(match, device)
+    return "it takes no masks or lengths" if node["masked"] or node["counted"] else _why_not_here(match, device)
 
 
 def prepare_attention(match: Match, known: Mapping[str, int], device: torch.device) -> Launch:

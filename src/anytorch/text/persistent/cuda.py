@@ -98,9 +98,9 @@ def refusal(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
     if any(size % 8 for size in (spec.width, spec.q_width, spec.inner)):
         return f"widths {spec.width}, {spec.q_width} and {spec.inner} are not all multiples of 8"
     if spec.heads // spec.kv_heads > 8:
-        return f"it takes up to 8 heads for one of keys, not {spec.heads // spec.kv_heads}"
+        return f"it takes at most 8 query heads per key head, not {spec.heads // spec.kv_heads}"
     if spec.kv_heads > torch.cuda.get_device_properties(device).multi_processor_count:
-        return f"it takes no more heads of keys than there are multiprocessors, not {spec.kv_heads}"
+        return f"it takes at most as many key heads as the GPU has multiprocessors, not {spec.kv_heads}"
     return ""
 
 

@@ -88,7 +88,7 @@ def refusal(spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> str:
     if spec.head_width // 2 not in HALVES or spec.head_width % 2:
         return f"they take heads of {', '.join(str(2 * half) for half in HALVES)}, not of {spec.head_width}"
     if spec.heads // spec.kv_heads > 16:
-        return f"they take up to 16 heads for one of keys, not {spec.heads // spec.kv_heads}"
+        return f"they take at most 16 query heads per key head, not {spec.heads // spec.kv_heads}"
     return ""
 
 

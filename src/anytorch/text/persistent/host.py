@@ -105,7 +105,9 @@ class HostKernel(Rows):
         return self._logits
 
     def _go_on(self, going: list[int], made: list[list[int]], tokens: int, ends: Collection[int]) -> None:
-        """In calls of about CALL_S: Python sees Ctrl-C between them alone. A trace is of one call, so then it is one."""
+        """Add the tokens of all rows, computed in calls of about CALL_S: Python sees Ctrl-C only between them.
+
+        With a trace in one call, as a trace is of one."""
         left, computed = tokens - 1, 0
         steps = 1 if self.trace is None else left
         with self._used():

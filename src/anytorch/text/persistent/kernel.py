@@ -48,7 +48,7 @@ def _texts(made: Rows) -> str:
 
 
 class PersistentKernel(Layers):
-    """Texts decoded to their end in one call. See `from_model`, or write the layers down yourself.
+    """Texts decoded to their end in one call. See `from_model`, or define the layers yourself.
 
     `meta_tensors`: [step, tokens] (or with num_new_tokens), or a dictionary with at least these: `tokens`, int64
     [rows, max_seq_length], has the prompts; `step`, int32 [rows], is the place of each row's last token. Keys and values of
@@ -56,8 +56,8 @@ class PersistentKernel(Layers):
     be read. A call writes what follows into `tokens`, up to `eos_token_id` or the end of the row, and moves `step`.
 
     `num_workers`: threads on a CPU; left out, or more than there are: as many as there are cores. A GPU has one worker on
-    each multiprocessor. `num_local_schedulers` and `num_remote_schedulers` are accepted: who computes what is fixed
-    before the first token, and nobody schedules. `world_size` is 1: a model over several cards is not supported.
+    each multiprocessor. `num_local_schedulers` and `num_remote_schedulers` are accepted, but have no effect: all work is
+    assigned before the first token. `world_size` is 1: a model over several cards is not supported.
 
     `spec_decode_config`: {"method": "promptlookup", "ngram_size": 3, "spec_length": 5}, or an object with these attributes:
     `generate` guesses that a text goes on as it did before after the same tokens, and reads a guess at once; the tokens are
@@ -163,7 +163,7 @@ class PersistentKernel(Layers):
             made._rows.trace = made._trace
         elif made._trace is not None and not isinstance(made._rows, cuda.CudaKernel):
             raise UsageError(
-                "profiler_tensor: traces are of the CPU's kernel and of one launch", hint="of others use torch.profiler"
+                "profiler_tensor works only with the CPU's kernel and with one launch", hint="use torch.profiler"
             )
         return made
 
@@ -172,7 +172,7 @@ class PersistentKernel(Layers):
         several: at most `max_new_tokens`, and up to the first of `ends` (left out: `eos_token_id`), which is left out.
         Raises InputError."""
         if self._rows is None:
-            raise UsageError("this kernel has no model", hint="make it by PersistentKernel.from_model, or call it")
+            raise UsageError("this kernel has no model", hint="create it with PersistentKernel.from_model, or call it")
         prompts, several = prompts_of(ids)
         max_new_tokens = min(limits.COUNT_OR_NONE.check("max_new_tokens", max_new_tokens), self.max_seq_length)
         ends = token_set("eos_token_id", self.eos_token_id) if ends is None else token_set("ends", ends)
@@ -199,7 +199,7 @@ class PersistentKernel(Layers):
         its events."""
         if self._trace is None:
             raise UsageError(
-                "this kernel notes nothing", hint="pass profiler_tensor=torch.zeros(384_000, dtype=torch.uint64)"
+                "this kernel records no trace", hint="pass profiler_tensor=torch.zeros(384_000, dtype=torch.uint64)"
             )
         if isinstance(self._rows, cuda.CudaKernel) and self._rows.marks is not None:
             return launch_trace.write_trace(self._rows.marks, path)
@@ -287,7 +287,7 @@ class PersistentKernel(Layers):
         if self._recorder is None:
             return f"a program of {len(self.work)} pieces of work that is not compiled"
         how = f"; not recorded: {self._recorder.failed}" if self._recorder.failed else ""
-        how += "" if self.lookup is None else "; no guesses: a program that is written down computes one token of a row"
+        how += "" if self.lookup is None else "; no guesses: a program of layers computes one token of a row"
         return f"a recorded step of {len(self.work)} layers for each token, on {self._recorder.device}{how}"
 
 

@@ -63,7 +63,7 @@ class Layers:
         """Room for what one layer hands to the next, on the device of what was attached before it."""
         if io_category != "cuda_tensor":
             raise UsageError(
-                f"io_category={io_category!r} is not known: tensors shared by several cards are not",
+                f"io_category={io_category!r} is not supported: a tensor cannot be shared by several cards",
                 hint='use "cuda_tensor", which is a tensor of the device at hand, whichever it is',
             )
         kind = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(getattr(dtype, "name", dtype)), None)
@@ -82,10 +82,10 @@ class Layers:
     ) -> Handle:
         """Matrices in one: `num_groups` groups, each with its part of the rows of every one of them."""
         if fused_dim != 0:
-            raise UsageError(f"fused_dim={fused_dim} is not known: rows are fused", hint="use 0")
+            raise UsageError(f"fused_dim={fused_dim} is not supported: only rows can be fused", hint="use 0")
         for one in inputs:
             if num_groups < 1 or one.dims[0] % num_groups:
-                raise UsageError(f"the {one.dims[0]} rows of {one.name!r} do not make {num_groups} equal groups")
+                raise UsageError(f"{one.dims[0]} rows of {one.name!r} cannot be split into {num_groups} equal groups")
         parts = [one.tensor.unflatten(0, (num_groups, -1)) for one in inputs]
         return self._named(Handle(self._fresh(name, "fuse_tensors"), torch.cat(parts, 1).flatten(0, 1), num_groups))
 
@@ -210,7 +210,7 @@ class Layers:
                 )
         groups = self._groups_of("attention_layer", input, 1)
         if kv_heads % groups:
-            raise UsageError(f"attention_layer: {kv_heads} heads of keys do not make {groups} groups")
+            raise UsageError(f"attention_layer: {kv_heads} key heads cannot be split into {groups} equal groups")
         places, each = self._placed(rows, input.tensor.device), heads // kv_heads
         every_row = torch.arange(rows, device=places.device)
         every_place = torch.arange(positions, device=places.device)
@@ -250,7 +250,7 @@ class Layers:
         parts = values.dims[1]
         if rows.dims != values.dims or input.dims[1] % parts:
             raise UsageError(
-                f"argmax_partial_layer: {input.dims[1]} words do not make {parts} parts for outputs "
+                f"argmax_partial_layer: {input.dims[1]} words cannot be split into {parts} parts for outputs "
                 f"{list(values.dims)} and {list(rows.dims)}"
             )
         each = input.dims[1] // parts
@@ -326,7 +326,7 @@ class Layers:
     def _groups_of(self, layer: str, handle: Handle, least: int) -> int:
         groups = self._groups.get(handle.name, handle.groups)
         if handle.dims[1] % (groups * least):
-            raise UsageError(f"{layer}: {handle.dims[1]} numbers of {handle.name!r} do not make {groups} groups")
+            raise UsageError(f"{layer}: {handle.dims[1]} numbers of {handle.name!r} do not divide into {groups} groups")
         return groups
 
     def _chooses(self, layer: str, input: Handle, output: Handle) -> None:

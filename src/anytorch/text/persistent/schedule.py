@@ -80,7 +80,7 @@ def _tasks(spec: DecoderSpec, block: int, blocks: int, place: int, bits: int) ->
 
 
 def _attention(spec: DecoderSpec, block: int, blocks: int, place: int, layer: int, window: int) -> Iterator[Task]:
-    """Of the heads that share keys, to some of the positions; who has the first of these joins what all have found."""
+    """Attention of the heads that share keys to some of the positions; the task of the first of these joins all results."""
     most = max(1, min(64, blocks // spec.kv_heads))
     begin = place + 1 - window if 0 < window <= place else 0
     splits, (kv, split) = min(most, (place - begin) // SPLIT + 1), divmod(block, most)

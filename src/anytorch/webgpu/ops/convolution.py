@@ -158,7 +158,7 @@ def _compute(
 
 
 def _in_fours(tensor: torch.Tensor) -> bool:
-    """Do its places lie side by side, each image and channel at a multiple of four elements?"""
+    """Whether its places lie side by side, each image and channel at a multiple of four elements."""
     image, channel, place = _strides(tensor)
     first = (tensor.data_ptr() & OFFSET_MASK) // tensor.dtype.itemsize
     return place == 1 and not (image % 4 or channel % 4 or first % 4)
@@ -171,7 +171,7 @@ def _flat_places(result: torch.Tensor, places: int) -> torch.Tensor:
 
 
 def _channels_last(*tensors: torch.Tensor) -> bool:
-    """Is one of these channels last, and not as well the other way?"""
+    """Whether one of these is channels-last, and not also channels-first."""
     last = torch.channels_last
     return any(t.dim() == 4 and t.is_contiguous(memory_format=last) and not t.is_contiguous() for t in tensors)
 

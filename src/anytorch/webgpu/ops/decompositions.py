@@ -77,7 +77,7 @@ def install(library: torch.library.Library, op: Any, decomposition: Callable[...
 
 
 def composite(op: Any) -> bool:
-    """Has torch a kernel for every device, made of other ops?"""
+    """Whether torch has a kernel for every device, made of other ops."""
     return has_kernel(op, "CompositeImplicitAutograd") or has_kernel(op, "CompositeExplicitAutograd")
 
 

@@ -2,7 +2,7 @@
 
 Every op of indexing, here and in `scattering`, is a `Place`: a walk over some size, which target dimensions it walks, and
 which index tensors name the position in the others. Reading there is gather, writing there is scatter, combining there is
-scatter_add and its kin.
+scatter_add and similar ops.
 
 An index out of range reads zero and writes nothing, and is reported: IndexError comes where the host next waits for the
 device (`gpu.faults`).

@@ -1,4 +1,4 @@
-"""Writing at places that index tensors name: index_put, scatter, index_add and their kin, put.
+"""Writing at places that index tensors name: index_put, scatter, index_add and similar ops, put.
 
 Combining is done by atomics on 32-bit floats and integers (64-bit sums by two words and a carry); half and narrow types are
 combined in 32 bits beside and copied back. The order of float sums is the GPU's: results may differ in the last place from
@@ -93,7 +93,7 @@ SUMS = {"add": "sum", "multiply": "prod"}  # what scatter calls them
 
 
 def _scatter(op: Any, mode: str = "") -> Callable[..., torch.Tensor]:
-    """`scatter`, whose index has the target's rank, `index_add`, whose index names whole slices, and their kin. They start
+    """`scatter`, whose index has the target's rank, `index_add`, whose index names whole slices, and similar ops. They start
     `out` from the target and write the source at the place in it, or combine it there. Without a `mode` it is the op's own
     argument."""
     slices = op._opname.startswith("index_")
