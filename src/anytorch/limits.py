@@ -79,6 +79,7 @@ DIMENSIONS = Limit(1, MILLION)
 BATCH_TOKENS = Limit(1, 16 * MILLION)
 HITS = Limit(1, 100_000)  # of a search
 NEW_TOKENS = Limit(1, MILLION)
+KERNEL_ROWS = Limit(1, 1024)  # texts that one kernel decodes at once
 SEED = Limit(0, 2**63 - 1)
 TEMPERATURE = Limit(0, 100, whole=False)
 TEMPERATURE_ABOVE_ZERO = Limit(0, 100, whole=False, above=True)

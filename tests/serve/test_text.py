@@ -78,6 +78,35 @@ def test_a_stream_brings_the_same_text_in_pieces(official: openai.OpenAI) -> Non
     assert chunks[-1].usage is not None and "bandwidth_share" in chunks[-1].usage.model_dump()
 
 
+def test_usage_that_was_asked_for_is_a_chunk_of_its_own(official: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "hi"}]
+    options: dict[str, Any] = {"model": "tiny-llama", "max_tokens": 5, "temperature": 0, "stream": True}
+    options["stream_options"] = {"include_usage": True}
+    for chunks in (
+        list(official.completions.create(prompt="one", **options)),
+        list(official.chat.completions.create(messages=messages, **options)),
+    ):
+        *others, last = chunks
+        assert last.choices == [] and last.usage is not None and last.usage.completion_tokens == 5
+        assert all(chunk.choices and chunk.usage is None for chunk in others)
+        assert others[-1].choices[0].finish_reason == "length"
+
+
+def test_settings_beyond_openai_s_reach_the_generator(writer: Any, official: openai.OpenAI) -> None:
+    generator = writer.state.models.loaded("text")[0].generator
+    for more in (
+        {"top_k": 2},
+        {"top_k": -1},
+        {"top_k": 0},
+        {"repetition_penalty": 1.7},
+        {"top_k": 3, "repetition_penalty": 0.5},
+    ):
+        options: dict[str, Any] = {"max_tokens": 12, "temperature": 1.3, "seed": 4}
+        made = official.completions.create(model="tiny-llama", prompt="one", extra_body=more, **options)
+        told = {**more, "top_k": max(0, more["top_k"])} if "top_k" in more else more
+        assert made.choices[0].text == generator.complete("one", **options, **told).text
+
+
 def test_a_chat(writer: Any, official: openai.OpenAI) -> None:
     parts = [{"type": "text", "text": "hi"}]
     messages: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}]
@@ -209,6 +238,7 @@ def test_what_a_client_leaves_open_may_be_null(official: openai.OpenAI) -> None:
         {"n": 2},
         {"logprobs": True},
         {"temprature": 0.2},
+        {"min_p": 0.1},
     ],
 )
 def test_what_a_chat_does_not_do_is_refused_by_its_name(writer: Any, field: dict[str, Any]) -> None:
@@ -251,7 +281,7 @@ def test_the_model_that_comes_with_anytorch_is_loaded_by_the_first_request(serve
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 chunk = json.loads(line[6:])
-                text += chunk["choices"][0]["delta"].get("content", "")
+                text += "".join(choice["delta"].get("content", "") for choice in chunk["choices"])
                 usages += [chunk["usage"]] if "usage" in chunk else []
     assert text == "Remove any common leading whitespace from every line in `text`."
     counts = [usage["completion_tokens"] for usage in usages]

@@ -132,7 +132,8 @@ def _look(text: str, prefer: str | None = None) -> tuple[DeviceRequest, Survey, 
 def words_of(request: str | torch.device) -> str:
     """A request as text. torch.device("cuda") is the current card, as in torch; "cuda" is the best one."""
     text = str(request)
-    index = None if isinstance(request, str) or ":" in text else current_index(by_torch_type(request.type))
+    kind = getattr(request, "type", None)  # of a torch.device; whatever else is not a text is no device's name
+    index = None if kind is None or ":" in text else current_index(by_torch_type(kind))
     return text if index is None else f"{text}:{index}"
 
 

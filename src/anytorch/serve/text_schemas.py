@@ -25,7 +25,9 @@ def _only(*values: Any) -> AfterValidator:
 
 
 class StreamOptions(Body):
-    include_usage: bool | None = None  # it is in the last chunk anyway
+    include_usage: bool | None = Field(
+        None, description="the usage in a chunk of its own, which has no choices; left out: with the last choice"
+    )
     continuous_usage_stats: bool | None = Field(None, description="the usage with every chunk (vLLM's name)")
     include_obfuscation: Annotated[Any, _only(False)] = None
 
@@ -37,6 +39,15 @@ class Sampling(Body):
     max_tokens: int | None = Field(None, ge=1, le=limits.NEW_TOKENS.most)
     temperature: float | None = Field(1.0, ge=0, le=10)
     top_p: float | None = Field(1.0, gt=0, le=1)
+    top_k: int | None = Field(
+        None,
+        ge=-1,
+        le=limits.TOP_K.most,
+        description="0 or -1 for all tokens; left out: what the model's own settings say",
+    )
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=100, description="1 for none; left out: what the model's own settings say"
+    )
     stop: str | Annotated[list[str], Field(max_length=MOST_WORDS)] | None = None
     seed: int | None = Field(None, ge=0, lt=2**63)
     stream: bool | None = False

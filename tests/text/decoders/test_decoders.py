@@ -133,6 +133,53 @@ def test_several_files_a_body_alone_and_files_of_earlier_years(tmp_path: Path) -
             torch.testing.assert_close(anytorch.load_decoder(tmp_path / folder)(ids), expected, rtol=2e-5, atol=2e-5)
 
 
+LINEAR = {"type": "linear", "factor": 3.0}
+OTHER_WRITERS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], int]] = {  # written, left out, the longest window
+    "both tables": ("llama", {"rope_theta": 500.0, "rope_scaling": LINEAR}, (), 0),
+    "a first length beside the table": ("qwen2, yarn", {"original_max_position_embeddings": 8}, (), 0),
+    "no length": ("mistral", {}, ("max_position_embeddings",), 4096),
+    "no window": ("mistral", {}, ("sliding_window",), 4096),
+    "no first layer with a window": ("qwen2 with a window", {}, ("max_window_layers", "layer_types"), 0),
+    "no window where windows are used": ("qwen3 with a window", {}, ("sliding_window", "layer_types"), 4096),
+    "kinds of layers": (
+        "mistral with a window",
+        {"layer_types": ["full_attention", *2 * ["sliding_attention"]]},
+        (),
+        7,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_WRITERS)
+def test_what_config_json_leaves_out_or_says_twice_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
+    of, written, left_out, longest = OTHER_WRITERS[name]
+    _theirs(of).save_pretrained(tmp_path)
+    path, ids = tmp_path / "config.json", _ids(40)
+    config = {**json.loads(path.read_text()), **written}
+    path.write_text(json.dumps({key: value for key, value in config.items() if key not in left_out}))
+    theirs, ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), anytorch.load_decoder(tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=2e-5, atol=2e-5)
+    assert ours.spec.max_positions == theirs.config.max_position_embeddings
+    assert max(ours.spec.windows) == longest
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_stored_head_that_is_not_the_table_of_words_is_used(own: bool, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    _theirs("llama, tied").save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    table = stored["model.embed_tokens.weight"]
+    stored["lm_head.weight"] = torch.randn_like(table) if own else table.clone()
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    theirs, ids = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), _ids(12)
+    ours = anytorch.load_decoder(tmp_path)
+    assert ours.spec.tied == (not own)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=2e-5, atol=2e-5)
+
+
 def test_a_folder_that_is_not_whole_is_refused_by_name(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -187,3 +234,19 @@ def test_gradients_are_transformers(tmp_path: Path) -> None:
     wanted = dict(theirs.named_parameters())
     for name, parameter in ours.named_parameters():
         torch.testing.assert_close(parameter.grad, wanted[name].grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("written", [{"original_max_position_embeddings": 16}, {}])
+def test_texts_are_as_long_as_yarn_stretches_a_first_length_that_is_told(
+    written: dict[str, Any], tmp_path: Path
+) -> None:
+    """Qwen's files leave max_position_embeddings at the first length."""
+    scaling = {"type": "yarn", "factor": 4.0, **written}
+    _theirs("qwen2").save_pretrained(tmp_path)
+    path, ids = tmp_path / "config.json", _ids(60 if written else 16)
+    config = {**json.loads(path.read_text()), "max_position_embeddings": 16, "rope_theta": 1e4, "rope_scaling": scaling}
+    path.write_text(json.dumps(config))
+    theirs, ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval(), anytorch.load_decoder(tmp_path)
+    assert ours.spec.max_positions == (64 if written else 16)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=2e-5, atol=2e-5)

@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused() -> None:
             steps.read(0, ids)
     with pytest.raises(InputError, match="row 1 is not one of 1"):
         steps.read(1, [2])
-    with pytest.raises(InputError, match="2 prompts: there are 1 rows"):
+    with pytest.raises(InputError, match="2 prompts: there is room for 1"):
         steps.generate([[1], [2]], 3)
     steps.read(0, [1] * 8)
     with pytest.raises(InputError, match="row 0 is full"):

@@ -74,6 +74,37 @@ def test_a_folder_that_cannot_be_used_says_why(copy: Path, break_it: Any, words:
         TextGenerator(copy, device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"do_sample": True, "temperature": "hot"}, "temperature='hot'"),
+        ({"do_sample": True, "top_p": 1.5}, "top_p=1.5"),
+        ({"repetition_penalty": -1}, "repetition_penalty=-1"),
+        ({"eos_token_id": "x"}, "eos_token_id='x'"),
+        ({"eos_token_id": [1, None]}, "eos_token_id=None"),
+        ({"stop_strings": [5]}, "stop=5"),
+    ],
+)
+def test_a_setting_of_a_models_file_that_is_none_is_told_with_the_file(
+    copy: Path, told: dict[str, Any], words: str
+) -> None:
+    (copy / "generation_config.json").write_text(json.dumps(told))
+    with pytest.raises(ModelError, match=f"generation_config.json: {words}"):
+        TextGenerator(copy, device="cpu")
+
+
+def test_a_models_file_may_name_stop_strings_and_is_told_what_has_no_effect(copy: Path) -> None:
+    with TextGenerator(copy, device="cpu") as generator:
+        whole = generator.complete("The quick brown", max_tokens=30, temperature=0).text
+    stop, other = whole[5:7], whole[12:14]
+    (copy / "generation_config.json").write_text(json.dumps({"stop_strings": stop, "no_repeat_ngram_size": 2}))
+    with TextGenerator(copy, device="cpu") as generator:
+        assert "no_repeat_ngram_size=2, which has no effect here" in generator.explain()
+        for given in (None, other):
+            made = generator.complete("The quick brown", max_tokens=30, temperature=0, stop=given)
+            assert made.text == whole[: whole.index(stop)] and made.finish_reason == "stop"
+
+
 def test_a_missing_tensor_is_an_error_and_not_invented(copy: Path) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from anytorch.text.decoders.choosing import Choice, Points, candidates_of, chosen  # noqa: E402
-from anytorch.text.generate.sampling import Sampling, defaults_of, next_token, penalised  # noqa: E402
+from anytorch.text.generate.sampling import Sampling, defaults_of, next_token, penalised, unheeded  # noqa: E402
 
 LOGITS = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
 
@@ -83,6 +83,15 @@ def test_defaults_come_from_the_models_own_file() -> None:
     assert defaults_of(own) == Sampling(0.6, 0.95, 20, 1.1)
     assert defaults_of(SimpleNamespace(do_sample=False, temperature=0.6, repetition_penalty=None)) == Sampling()
     assert defaults_of(SimpleNamespace(do_sample=True, temperature=None)).temperature == 1.0
+    assert counts(defaults_of(SimpleNamespace(do_sample=True, top_p=0.0)), 50) == {0: 50}
+
+
+def test_what_a_models_file_asks_for_in_vain_is_known() -> None:
+    own = {"no_repeat_ngram_size": 3, "num_beams": 1, "min_p": 0.1, "suppress_tokens": [7], "guidance_scale": None}
+    assert unheeded(SimpleNamespace(do_sample=False, **own)) == ["no_repeat_ngram_size=3", "suppress_tokens=[7]"]
+    assert unheeded(SimpleNamespace(do_sample=True, min_p=0.1, typical_p=1.0)) == ["min_p=0.1"]
+    (shown,) = unheeded(SimpleNamespace(bad_words_ids=[[n] for n in range(100)]))
+    assert len(shown) < 60 and shown.endswith("…")
 
 
 def test_random_numbers_can_be_looked_at_before_they_are_used_up() -> None:

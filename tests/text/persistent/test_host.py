@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -155,6 +157,37 @@ def test_another_thread_can_stop_it_and_none_can_use_it_meanwhile() -> None:
     assert kernel.generate([[5]], 3) == [made[:3]], "it can be used again"
 
 
+@pytest.mark.parametrize(("call_s", "sizes"), [(10.0, [1] * 38), (0.1, [1, 5, 5, 5, 5, 5, 5, 5, 2]), (0.0, [1, 37])])
+def test_a_long_text_is_computed_in_calls_that_ctrl_c_gets_between(
+    call_s: float, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = _decoder()
+    plain, other = _greedy(decoder, [5], 39), _greedy(decoder, [7, 8], 39)
+    kernel, calls = HostKernel(decoder, rows=2, positions=60, threads=2), []
+    ahead, now = kernel.ahead, [0.0]
+
+    def counted(rows: Sequence[int], steps: int, *given: Any, **more: Any) -> list[list[int]]:
+        calls.append(steps)
+        if interrupted and len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        now[0] += call_s * steps
+        return ahead(rows, steps, *given, **more)
+
+    monkeypatch.setattr(kernel, "ahead", counted)
+    monkeypatch.setattr("anytorch.text.persistent.host.time.perf_counter", lambda: now[0])
+    interrupted = False
+    assert kernel.generate([[5], [7, 8]], 39) == [plain, other]
+    assert calls == sizes and kernel.done == 38 and kernel.lengths == [39, 40]
+    interrupted = True
+    calls.clear()
+    with pytest.raises(KeyboardInterrupt):
+        kernel.generate([[5]], 39)
+    interrupted = False
+    end = plain[20]
+    assert kernel.generate([[5]], 39, ends={end}) == [plain[: plain.index(end)]], "it can be used again"
+    assert kernel.generate([[5] * 30], 99) == [_greedy(decoder, [5] * 30, 31)], "until the row is full"
+
+
 ALIKE = """
 import os, resource, sys, threading
 from tests.text.persistent.test_host import _decoder, _greedy
@@ -253,5 +286,5 @@ def test_what_cannot_be_computed_is_refused() -> None:
     kernel.follow(0, 66)
     with pytest.raises(InputError, match="row 0 is full"):
         kernel.follow(0, 3)
-    with pytest.raises(InputError, match="2 prompts: there are 1 rows"):
+    with pytest.raises(InputError, match="2 prompts: there is room for 1"):
         kernel.generate([[1], [2]], 3)

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import anytorch
-from anytorch.errors import InputError, UsageError
+from anytorch.errors import AnytorchError, InputError, ModelError, UsageError
 from anytorch.text.decoders import Decoder
 from anytorch.text.decoders.rotary import tables
 from anytorch.text.decoders.spec import read_spec
@@ -262,9 +263,159 @@ def test_layers_name_what_does_not_fit() -> None:
         kernel.fuse_tensors([x], 0, 4, name="z")
     with pytest.raises(UsageError, match="one whole number for each of 1 rows"):
         kernel.argmax_layer(x, y)
-    with pytest.raises(InputError, match="2 prompts: there are 1 rows"):
+    with pytest.raises(InputError, match="2 prompts: there is room for 1"):
         PersistentKernel.from_model(Decoder(read_spec(CONFIG, "a config.json")).requires_grad_(False)).generate(
             [[1], [2]], 2
         )
     with pytest.raises(InputError, match="0 tokens"):
         PersistentKernel.from_model(Decoder(read_spec(CONFIG, "a config.json")).requires_grad_(False)).generate([], 2)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, torch.tensor, np.array])
+def test_prompts_are_taken_as_tokenizers_give_them(decoder: Decoder, kind: Callable[[Any], Any]) -> None:
+    kernel = PersistentKernel.from_model(decoder, max_seq_length=32, rows=2)
+    first, second = greedy(decoder, [1, 2, 3], 4), greedy(decoder, [4, 5, 6], 4)
+    assert kernel.generate(kind([1, 2, 3]), 4) == first
+    assert kernel.generate([kind([1, 2, 3]), kind([4, 5, 6])], 4) == [first, second]
+    assert kernel.generate(kind([[1, 2, 3], [4, 5, 6]]), 4) == [first, second]
+    assert kernel.generate(list(np.array([1, 2, 3])), np.int64(4)) == first
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ("text", "ids are of type str"),
+        (None, "ids are of type NoneType"),
+        ({1: 2}, "ids are of type dict"),
+        ([], "the prompt has 0 tokens"),
+        ([[1], []], "prompt 1 has 0 tokens"),
+        ([1.5], "token 0 is 1.5, not a whole number"),
+        ([True], "token 0 is True"),
+        (["a"], "token 0 is 'a'"),
+        ([[1], 2], "prompt 1 is 2, where others are lists"),
+        (torch.tensor(1), "ids are of type int"),
+        (torch.zeros(1, 2, 2, dtype=torch.int64), r"token 0 is \[0, 0\], not a whole number"),
+    ],
+)
+def test_what_is_no_prompt_is_told_in_words(decoder: Decoder, ids: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        PersistentKernel.from_model(decoder, max_seq_length=16).generate(ids, 3)
+
+
+def test_numbers_and_ends_are_checked(decoder: Decoder) -> None:
+    kernel = PersistentKernel.from_model(decoder, max_seq_length=16)
+    whole = greedy(decoder, [1], 16)
+    for number in (-1, 1.5, True, None, "3"):
+        with pytest.raises(UsageError, match="max_new_tokens="):
+            kernel.generate([1], number)  # type: ignore[arg-type]
+    assert kernel.generate([1], 10**9) == whole  # as many as there is room for, not memory for so many
+    assert kernel.generate([1], 9, ends=whole[3]) == kernel.generate([1], 9, ends=[whole[3]])
+    for ends in ("a", [None], -1, [1.5]):
+        with pytest.raises(UsageError, match="ends="):
+            kernel.generate([1], 3, ends)  # type: ignore[arg-type]
+    several = PersistentKernel.from_model(decoder, max_seq_length=16, eos_token_id=[59, whole[2]])
+    assert several.generate([1], 9) == whole[: whole.index(whole[2])]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rows": 0}, "rows=0"),
+        ({"rows": "a"}, "rows='a'"),
+        ({"max_seq_length": 0}, "max_seq_length=0"),
+        ({"max_seq_length": "5"}, "max_seq_length='5'"),
+        ({"eos_token_id": "x"}, "eos_token_id='x'"),
+        ({"spec_decode_config": "lookahead"}, "method 'lookahead' is unknown"),
+        ({"spec_decode_config": {"ngramsize": 3}}, "'ngramsize' is unknown.*\n.*did you mean 'ngram_size'"),
+        ({"profiler_tensor": "x"}, "profiler_tensor is of type str"),
+        ({"backend": 5}, "unknown device '5'"),
+    ],
+)
+def test_options_that_are_none_are_told_by_name(decoder: Decoder, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(AnytorchError, match=words):
+        PersistentKernel.from_model(decoder, **{"max_seq_length": 16, **options})
+
+
+def test_meta_tensors_and_places_that_are_none_are_told_by_name(decoder: Decoder) -> None:
+    step, tokens = torch.zeros(2, dtype=torch.int32), torch.zeros(2, 16, dtype=torch.int64)
+    for given, words in (
+        (5, "of type int"),
+        ([1, 2], "step is of type int"),
+        ({"step": step, "tokens": tokens, "token": step}, "'token' is unknown.*\n.*did you mean"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            PersistentKernel(max_seq_length=16, meta_tensors=given)  # type: ignore[arg-type]
+    kernel = PersistentKernel(max_seq_length=16, meta_tensors=[step, tokens])
+    written_down(decoder, kernel, 2)
+    kernel.compile()
+    for place in (-1, 16):
+        step[1] = place
+        with pytest.raises(InputError, match=f"step has {place}: use 0 to 15"):
+            kernel()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_of_transformers_is_taken_with_its_weights(tied: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    config = transformers.Qwen3Config(**CONFIG, tie_word_embeddings=tied)
+    model = transformers.Qwen3ForCausalLM(config).eval()
+    kernel = PersistentKernel.from_model(model, max_seq_length=32)
+    ids = torch.tensor([[3, 1, 4]])
+    wanted = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+    assert kernel.generate(ids[0], 8) == wanted[0, 3:].tolist()
+    with torch.no_grad():
+        model.model.norm.weight.mul_(-1)  # one and the same memory
+    assert kernel.generate(ids[0], 8) != wanted[0, 3:].tolist()
+    for other, words in (
+        (model.model, "should be otherwise"),
+        (torch.nn.Linear(2, 2), "Linear has no config"),
+        (transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1)), "has no decoder here"),
+        (None, "model is of type NoneType"),
+    ):
+        with pytest.raises(AnytorchError, match=words):
+            PersistentKernel.from_model(other)  # type: ignore[arg-type]
+    model.model.norm.to(torch.bfloat16)
+    with pytest.raises(ModelError, match=r"torch\.bfloat16 on cpu and torch\.float32 on cpu"):
+        PersistentKernel.from_model(model)
+
+
+def test_the_ends_of_a_model_are_those_of_its_files(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**CONFIG, eos_token_id=None)).eval()
+    whole = PersistentKernel.from_model(model, max_seq_length=32).generate([3, 1, 4], 12)
+    first, second = whole[5], whole[8]
+    model.generation_config.eos_token_id = [59, first]
+    model.save_pretrained(tmp_path)
+    for given in (model, tmp_path, str(tmp_path)):
+        kernel = PersistentKernel.from_model(given, max_seq_length=32)
+        assert kernel.generate([3, 1, 4], 12) == whole[: whole.index(first)]
+        assert kernel.generate([3, 1, 4], 12, ends=()) == whole
+    asked = PersistentKernel.from_model(tmp_path, max_seq_length=32, eos_token_id=second)
+    assert asked.generate([3, 1, 4], 12) == whole[: whole.index(second)]
+
+
+def test_another_thread_can_stop_it(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = greedy(decoder, [1, 2], 20)
+    kernel = PersistentKernel.from_model(decoder, max_seq_length=32)
+    kernel.stop()  # it holds for what comes next, once
+    assert kernel.generate([1, 2], 20) == [] and kernel.generate([1, 2], 20) == whole
+    meta = prompted([[1, 2]], 24)
+    written = PersistentKernel(max_seq_length=24, meta_tensors=meta)
+    written_down(decoder, written, 1)
+    written.compile()
+    step, steps = written._step, [0]
+
+    def counted() -> torch.Tensor:
+        steps[0] += 1
+        if steps[0] == 5:
+            written.stop()
+        return step()
+
+    monkeypatch.setattr(written, "_step", counted)
+    written()
+    place = int(meta["step"][0])
+    assert place < 23 and meta["tokens"][0, : place + 1].tolist() == [1, 2, *whole[: place - 1]]
+    written()
+    assert meta["tokens"][0].tolist() == [1, 2, *greedy(decoder, [1, 2], 22)]

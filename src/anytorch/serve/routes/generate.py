@@ -138,7 +138,8 @@ class Writing:
         asked = self._asked
         start = partial(
             model.generator.stream, self._prompt, max_tokens, given(asked.temperature), given(asked.top_p),
-            stop=asked.stop, seed=asked.seed, timeout_s=self._deadline_s,
+            None if asked.top_k is None else max(0, asked.top_k), asked.stop, asked.seed,
+            repetition_penalty=asked.repetition_penalty, timeout_s=self._deadline_s,
         )  # fmt: skip
         making = asyncio.ensure_future(self._service.pools.prompts.run(start))
         try:
@@ -150,6 +151,7 @@ class Writing:
     async def _events(self, stream: Any) -> AsyncIterator[bytes]:
         options = self._asked.stream_options
         live = options is not None and bool(options.continuous_usage_stats)
+        apart = options is not None and bool(options.include_usage)  # in a chunk of its own, as OpenAI sends it
         with stream:
             try:
                 if self._chat:
@@ -160,7 +162,11 @@ class Writing:
                     )
                 async for piece in stream:
                     yield event(self._chunk([self._piece(piece, None)], self._usage(stream) if live else None))
-                yield event(self._chunk([self._piece("", finish(stream))], self._usage(stream)))
+                yield event(
+                    self._chunk([self._piece("", finish(stream))], None if apart and not live else self._usage(stream))
+                )
+                if apart:
+                    yield event(self._chunk([], self._usage(stream)))
                 yield event(b"[DONE]")
             except Exception as exc:  # noqa: BLE001  (the status was sent long ago: the stream itself must say it)
                 problem = problem_of(exc) or internal(self._id)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from anytorch import large_pages
 from anytorch.devices.choose import resolve
@@ -19,7 +21,7 @@ from anytorch.safetensors_files import StoredTensor, check_layers, locate_tensor
 from anytorch.text.decoders.model import Decoder
 from anytorch.text.decoders.spec import DecoderSpec, read_spec
 
-PREFIX = "model."
+PREFIX, WORDS, HEAD = "model.", "embed_tokens.weight", "lm_head.weight"
 LINE = 64  # of a cache, in bytes
 COMPUTED = ("rotary_emb.inv_freq",)  # some files hold what follows from config.json
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -49,7 +51,7 @@ def load_decoder(
         decoder = Decoder(spec)
     wanted = dict(decoder.state_dict())
     if spec.tied:
-        del wanted["lm_head.weight"]
+        del wanted[HEAD]
     named = _named(folder, stored, wanted)
     chosen = _dtype(dtype, named)
     place = resolve(device).device
@@ -64,6 +66,36 @@ def load_decoder(
             state[name] = tensor.to(place, chosen)
     decoder.load_state_dict(state, strict=False, assign=True)
     if spec.tied:
+        decoder.lm_head.weight = decoder.model.embed_tokens.weight
+    return decoder.requires_grad_(False).eval()
+
+
+def decoder_of(model: nn.Module) -> Decoder:
+    """The decoder that a model of transformers is, over the same weights. Raises ModelError for another kind of model."""
+    named, config = type(model).__name__, getattr(model, "config", None)
+    if config is None or not hasattr(config, "to_dict"):
+        raise ModelError(f"{named} has no config that says what it is", hint="pass a Hugging Face folder, or a Decoder")
+    spec, stored = read_spec(config.to_dict(), named), model.state_dict()
+    words = stored.get(f"{PREFIX}{WORDS}")
+    tied = words is not None and HEAD in stored and stored[HEAD].data_ptr() == words.data_ptr()
+    with torch.device("meta"):
+        decoder = Decoder(replace(spec, tied=tied))
+    wanted = decoder.state_dict()
+    differ = sorted(wanted.keys() ^ stored.keys())
+    differ += [name for name in wanted.keys() & stored.keys() if wanted[name].shape != stored[name].shape]
+    if differ:
+        raise ModelError(
+            f"{named} is not a {spec.family} as its config tells: {', '.join(differ[:3])} should be otherwise",
+            hint="it is a body without a head, or changed (adapters, packed layers): use anytorch.TextGenerator",
+        )
+    kinds = {(str(one.dtype), str(one.device)) for one in stored.values()}
+    if len(kinds) > 1:
+        raise ModelError(
+            f"the weights of {named} are {' and '.join(' on '.join(kind) for kind in sorted(kinds))}",
+            hint="put all of them on one device, in one dtype: model.to(device, dtype)",
+        )
+    decoder.load_state_dict(stored, assign=True)
+    if tied:
         decoder.lm_head.weight = decoder.model.embed_tokens.weight
     return decoder.requires_grad_(False).eval()
 
@@ -97,17 +129,46 @@ class Room:
 
 
 def spec_of(folder: Path) -> DecoderSpec:
-    """What the config.json of a folder says. Raises ModelError."""
+    """What a folder's config.json says. A stored head that differs from the table of words is the model's own even where
+    config.json ties them, as in transformers. Raises ModelError."""
+    spec = read_spec(read_config(folder), str(folder / "config.json"))
+    return replace(spec, tied=False) if spec.tied and _has_own_head(locate_tensors(folder)) else spec
+
+
+def ends_of(model: nn.Module | Path) -> Any:
+    """The eos_token_id of a folder's files, or of a model of transformers: one, several or None."""
+    if isinstance(model, nn.Module):
+        told = [getattr(model, name, None) for name in ("generation_config", "config")]
+        ends = [getattr(one, "eos_token_id", None) for one in told]
+    else:
+        files = [model / name for name in ("generation_config.json", "config.json")]
+        ends = [read_object(file).get("eos_token_id") for file in files if file.exists()]
+    return next((one for one in ends if one is not None), None)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder} has no config.json", hint="name the folder that holds config.json")
+    return read_object(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises ModelError."""
     try:
-        config: Any = parse_json(path.read_bytes())
-    except FileNotFoundError as exc:
-        raise ModelError(f"{folder} has no config.json", hint="name the folder that holds config.json") from exc
+        found: Any = parse_json(path.read_bytes())
     except (OSError, ValueError) as exc:
         raise ModelError(f"{path}: cannot be read: {exc}", hint="fetch it again") from exc
-    if not isinstance(config, dict):
+    if not isinstance(found, dict):
         raise ModelError(f"{path}: not a JSON object", hint="fetch it again")
-    return read_spec(config, str(path))
+    return found
+
+
+def _has_own_head(stored: Mapping[str, StoredTensor]) -> bool:
+    head, table = stored.get(HEAD), stored.get(f"{PREFIX}{WORDS}", stored.get(WORDS))
+    if head is None or table is None:
+        return False
+    return head.code != table.code or not torch.equal(read_tensor(head), read_tensor(table))
 
 
 def _named(folder: Path, stored: dict[str, StoredTensor], wanted: dict[str, torch.Tensor]) -> dict[str, StoredTensor]:
@@ -126,7 +187,7 @@ def _named(folder: Path, stored: dict[str, StoredTensor], wanted: dict[str, torc
                 f"{found[name].path}: {name} is {list(found[name].shape)}; config.json asks for {list(parameter.shape)}",
                 hint="config.json and the weights are of different models",
             )
-    known = {*wanted, "lm_head.weight"}
+    known = {*wanted, HEAD}
     extra = [name for name in stored if name not in known and f"{PREFIX}{name}" not in known]
     extra = [name for name in extra if not name.endswith(COMPUTED)]
     if extra:

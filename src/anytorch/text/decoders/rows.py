@@ -110,7 +110,9 @@ class Rows(ABC):
         `stop()` ends it early, with what there is by then. Raises ArithmeticError where the model computes no numbers.
         """
         if len(prompts) > self.rows:
-            raise InputError(f"{len(prompts)} prompts: there are {self.rows} rows")
+            raise InputError(
+                f"{len(prompts)} prompts: there is room for {self.rows}", hint="make the kernel with more rows"
+            )
         made: list[list[int]] = [[] for _ in prompts]
         going: list[int] = []
         try:

@@ -10,11 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from anytorch.errors import ModelError
-from anytorch.text.checkpoints.ranges import check_config
+from anytorch.text.checkpoints.ranges import LARGEST, check_config
 from anytorch.values import dataclass
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-HEAD_WIDTH = {"qwen3": 128}  # where config.json does not tell
+QWEN: dict[str, Any] = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
+# What a family's config.json means where it does not name a setting, as transformers has it.
+ABSENT: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131_072, "sliding_window": 4096, "num_key_value_heads": 8},
+    "qwen2": {**QWEN, "num_key_value_heads": 32},
+    "qwen3": {**QWEN, "num_key_value_heads": 32, "head_dim": 128},
+}
 THETA = 10_000.0
 ROTARY = ("default", "linear", "dynamic", "llama3", "yarn")
 DAMAGED = "the file is damaged, or of another kind of model: fetch it again"
@@ -83,19 +90,21 @@ def read_spec(config: Mapping[str, Any], where: str) -> DecoderSpec:
             hint=f"known are {', '.join(FAMILIES)}; anytorch.TextGenerator takes whatever transformers knows",
         )
     check_config(config, where)
+    config = {**ABSENT[family], **config}
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ModelError(f"{where}: hidden_act is {str(config['hidden_act'])[:40]!r}; only silu is known")
     heads, width, layers = (
         _size(config, name, where) for name in ("num_attention_heads", "hidden_size", "num_hidden_layers")
     )
     kv_heads = config.get("num_key_value_heads") or heads
-    head_width = config.get("head_dim") or HEAD_WIDTH.get(family) or width // heads
+    head_width = config.get("head_dim") or width // heads
     if heads % kv_heads or head_width % 2 or head_width < 2:
         raise ModelError(
             f"{where}: {heads} heads of width {head_width} with {kv_heads} heads of keys cannot be computed",
             hint=DAMAGED,
         )
     bias = bool(config.get("attention_bias", False)) and family != "mistral"
+    rotary = _rotary(config, where)
     return DecoderSpec(
         family=family,
         vocabulary=_size(config, "vocab_size", where),
@@ -105,9 +114,9 @@ def read_spec(config: Mapping[str, Any], where: str) -> DecoderSpec:
         kv_heads=kv_heads,
         head_width=head_width,
         inner=_size(config, "intermediate_size", where),
-        max_positions=config.get("max_position_embeddings") or 2048,
+        max_positions=_positions(config, rotary, where),
         norm_eps=_number(config, "rms_norm_eps", 1e-6, where),
-        rotary=_rotary(config, where),
+        rotary=rotary,
         qkv_bias=bias or family == "qwen2",
         out_bias=bias and family != "qwen2",
         mlp_bias=bool(config.get("mlp_bias", False)) and family == "llama",
@@ -142,7 +151,7 @@ def _windows(config: Mapping[str, Any], family: str, layers: int, where: str) ->
         return (0,) * layers
     kinds = config.get("layer_types")
     if kinds is None:
-        first = 0 if family == "mistral" else config.get("max_window_layers", 28)
+        first = 0 if family == "mistral" else _size(config, "max_window_layers", where)
         return tuple(window if layer >= first else 0 for layer in range(layers))
     known = ("sliding_attention", "full_attention")
     if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
@@ -150,11 +159,31 @@ def _windows(config: Mapping[str, Any], family: str, layers: int, where: str) ->
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
-def _rotary(config: Mapping[str, Any], where: str) -> Rotary:
-    """From `rope_parameters`, or from `rope_theta` and `rope_scaling` as files before 2026 have them."""
-    table = config.get("rope_parameters") or config.get("rope_scaling") or {}
+def _positions(config: Mapping[str, Any], rotary: Rotary, where: str) -> int:
+    """How long texts may be: a first length that YaRN stretches is told beside max_position_embeddings, which often stays
+    what it was before (Qwen's files)."""
+    most = _size(config, "max_position_embeddings", where)
+    if rotary.kind != "yarn" or _first_length(config, where) is None:
+        return most
+    return max(most, min(round(rotary.original_positions * rotary.factor), LARGEST))
+
+
+def _first_length(config: Mapping[str, Any], where: str) -> Any:
+    """original_max_position_embeddings, as it is told; None where it is not."""
+    name = "original_max_position_embeddings"
+    return config.get(name) or _table(config, where).get(name)
+
+
+def _table(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    table = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(table, Mapping):
         raise ModelError(f"{where}: the table of the rotary embedding is a {type(table).__name__}", hint=DAMAGED)
+    return table
+
+
+def _rotary(config: Mapping[str, Any], where: str) -> Rotary:
+    """From `rope_theta` and `rope_scaling`, as files before 2026 have them, or else from `rope_parameters`."""
+    table = _table(config, where)
     kind = table.get("rope_type") or table.get("type") or "default"
     if kind not in ROTARY or _number(table, "partial_rotary_factor", 1.0, where) != 1.0:
         raise ModelError(
@@ -163,8 +192,8 @@ def _rotary(config: Mapping[str, Any], where: str) -> Rotary:
         )
     theta = _number(table, "rope_theta", _number(config, "rope_theta", THETA, where), where)
     factor = _number(table, "factor", 1.0, where)
-    most = config.get("max_position_embeddings") or 2048
-    original = table.get("original_max_position_embeddings") or config.get("original_max_position_embeddings") or most
+    most = _size(config, "max_position_embeddings", where)
+    original = _first_length(config, where) or most
     if type(original) is not int or not 0 < original < 2**31:
         raise ModelError(f"{where}: original_max_position_embeddings={str(original)[:40]} is invalid", hint=DAMAGED)
     if kind == "yarn" and table.get("factor") is None:

@@ -12,23 +12,26 @@ from typing import Any
 
 import torch
 
-from anytorch import limits
+from anytorch import limits, logs
 from anytorch.counts import counted
 from anytorch.devices.choose import resolve
 from anytorch.devices.locate import require
 from anytorch.devices.precision import capabilities
-from anytorch.errors import InputError, UsageError
+from anytorch.errors import InputError, ModelError, UsageError
 from anytorch.memory.levels import Size
 from anytorch.memory.sizes import words
 from anytorch.text.generate.bandwidth import bandwidth_of, weight_nbytes_per_token
 from anytorch.text.generate.batched import Batched
 from anytorch.text.generate.kernel import KernelRows
-from anytorch.text.generate.loading import cache_nbytes, find_folder, load
+from anytorch.text.generate.loading import GENERATION, cache_nbytes, find_folder, load
 from anytorch.text.generate.prompts import chat_ids, check_messages, check_stop, is_chat, prompt_ids
 from anytorch.text.generate.requests import TextRequest, Way
-from anytorch.text.generate.sampling import Sampling, defaults_of
+from anytorch.text.generate.sampling import Sampling, defaults_of, unheeded
 from anytorch.text.generate.scheduler import GenerationStats, Scheduler
 from anytorch.text.generate.stream import Completion, Stream
+from anytorch.text.persistent.kernel import token_set
+
+log = logs.logger(__name__)
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -97,8 +100,17 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
             opened.needs.vocabulary if opened is not None else int(self.model.get_input_embeddings().weight.shape[0])
         )
         self._tokenizer_lock = threading.Lock()  # its settings change while it encodes
-        self.defaults: Sampling = defaults_of(loaded.generation_config)
-        self._ends = end_tokens(loaded.generation_config, self.tokenizer)
+        try:
+            self.defaults: Sampling = defaults_of(loaded.generation_config)
+            self._ends = end_tokens(loaded.generation_config, self.tokenizer)
+            self._stops = check_stop(getattr(loaded.generation_config, "stop_strings", None))
+        except UsageError as exc:
+            raise ModelError(
+                f"{self.folder / GENERATION}: {exc.message}", hint="mend the file, or fetch it again"
+            ) from exc
+        if left_out := unheeded(loaded.generation_config):
+            loaded.notes.append(f"{GENERATION} asks for {', '.join(left_out)}, which has no effect here")
+            log.warning("%s: %s", self.folder.name, loaded.notes[-1])
         self.max_length: int | None = loaded.context if opened is None else opened.needs.most_positions
         told = None if opened is None else opened.weight_nbytes
         self.weight_nbytes_per_token = weight_nbytes_per_token(self.model) if told is None else told
@@ -143,7 +155,7 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
         given: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
         given["repetition_penalty"] = repetition_penalty
         sampling = replace(self.defaults, **{name: value for name, value in given.items() if value is not None})
-        strings = check_stop(stop)
+        strings = [*check_stop(stop), *self._stops]
         ids = self.tokenize(prompt)
         room = max_tokens if self.max_length is None else self.max_length - len(ids)
         if room < 1:
@@ -276,7 +288,7 @@ class TextGenerator(AbstractContextManager["TextGenerator"]):
 def end_tokens(generation_config: Any, tokenizer: Any) -> dict[str, frozenset[int]]:
     """The tokens that end a text: the model's own; in a chat also the one that ends a message."""
     given = generation_config.eos_token_id
-    own = frozenset([given] if isinstance(given, int) else given or ())
+    own = token_set("eos_token_id", given)
     marker = frozenset([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [])
     return {"text": own or marker, "chat": own | marker}
 

@@ -15,7 +15,6 @@ from anytorch import logs
 from anytorch.devices.memory import memory
 from anytorch.devices.types import Caps
 from anytorch.errors import ModelError, UsageError
-from anytorch.files import parse_json
 from anytorch.memory.fitting import fit, fitted
 from anytorch.memory.levels import DEVICE_SHARE, Size
 from anytorch.memory.loading import load as load_in_tiers
@@ -25,6 +24,7 @@ from anytorch.quant.model import quantize
 from anytorch.safetensors_files import check_layers
 from anytorch.text.checkpoints.checkpoint import Checkpoint
 from anytorch.text.checkpoints.locate import HUB_NAME, first_line, hub_model, local_model
+from anytorch.text.decoders.loading import read_config, read_object
 from anytorch.text.decoders.spec import FAMILIES
 from anytorch.text.generate.kernel import CHOICES, Opened, host_refusal, open_kernel, open_packed
 from anytorch.text.generate.model_steps import open_model
@@ -250,24 +250,6 @@ def read_settings(transformers: Any, folder: Path) -> tuple[Any, Any]:
         return config, transformers.GenerationConfig.from_model_config(config)
     except Exception as exc:
         raise ModelError(f"{folder}: its settings cannot be read: {first_line(exc)}", hint="fetch it again") from exc
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ModelError(f"{folder} has no config.json", hint="name the folder that holds config.json")
-    return read_object(path)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ModelError."""
-    try:
-        config = parse_json(path.read_bytes())
-    except (OSError, ValueError) as exc:
-        raise ModelError(f"{path}: cannot be read: {exc}", hint="fetch it again") from exc
-    if not isinstance(config, dict):
-        raise ModelError(f"{path}: not a JSON object", hint="fetch it again")
-    return config
 
 
 def check_numbers(config: dict[str, Any], path: Path) -> None:

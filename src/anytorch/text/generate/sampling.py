@@ -51,18 +51,37 @@ def _check(
         raise UsageError(f"{name}={value!r}: use a number from {least:g} to {most:g}", hint=advice)
 
 
+# Settings of a generation_config.json that change the text and have no effect here, with the values that ask for nothing.
+# Those of `CHANCE` matter where tokens are drawn alone.
+CHANCE: dict[str, tuple[Any, ...]] = {
+    "min_p": (0,), "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "top_h": (0, 1),
+}  # fmt: skip
+UNHEEDED: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,), "penalty_alpha": (0,), "guidance_scale": (0, 1), "no_repeat_ngram_size": (0,), "min_length": (0,),
+    "min_new_tokens": (0,), "encoder_no_repeat_ngram_size": (0,), "encoder_repetition_penalty": (1,), "bad_words_ids": ([],),
+    "suppress_tokens": ([],), "begin_suppress_tokens": ([],), "sequence_bias": ([], {}), "forced_bos_token_id": (),
+    "forced_eos_token_id": (), "exponential_decay_length_penalty": (), "watermarking_config": (), "dola_layers": (),
+}  # fmt: skip
+
+
 def defaults_of(generation_config: Any) -> Sampling:
-    """The sampling settings of the model's generation_config.json; greedy if it does not enable sampling."""
-    penalty = float(getattr(generation_config, "repetition_penalty", None) or 1.0)
-    if not getattr(generation_config, "do_sample", False):
-        return Sampling(repetition_penalty=penalty)
-    temperature = getattr(generation_config, "temperature", None)
-    return Sampling(
-        temperature=1.0 if temperature is None else float(temperature),
-        top_p=float(getattr(generation_config, "top_p", None) or 1.0),
-        top_k=int(getattr(generation_config, "top_k", None) or 0),
-        repetition_penalty=penalty,
-    )
+    """The sampling settings of the model's generation_config.json; greedy if it does not enable sampling. Raises UsageError,
+    which names the setting, for one that cannot be used."""
+    names = ["repetition_penalty"]
+    if getattr(generation_config, "do_sample", False):
+        names += ["temperature", "top_p", "top_k"]
+    told = {name: value for name in names if (value := getattr(generation_config, name, None)) is not None}
+    if told.get("top_p") == 0:
+        told["top_p"] = LEAST_PENALTY  # the most likely token alone, as transformers has it
+    return Sampling(**{"temperature": float(len(names) > 1), **told})
+
+
+def unheeded(generation_config: Any) -> list[str]:
+    """What a generation_config.json asks for and does not get here: "no_repeat_ngram_size=3"."""
+    names = {**UNHEEDED, **(CHANCE if getattr(generation_config, "do_sample", False) else {})}
+    told = {name: getattr(generation_config, name, None) for name in names}
+    asked = {name: str(value) for name, value in told.items() if value is not None and value not in names[name]}
+    return [f"{name}={text if len(text) <= 40 else text[:37] + '…'}" for name, text in asked.items()]
 
 
 def next_token(

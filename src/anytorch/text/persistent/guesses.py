@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from anytorch.errors import UsageError
+from anytorch.errors import UsageError, did_you_mean
 from anytorch.text.decoders.rows import Rows, most_likely
 from anytorch.values import dataclass
 
 METHODS = ("promptlookup", "prompt_lookup")
+NAMES = ("method", "ngram_size", "spec_length")
 LONGEST = 64
 
 
@@ -27,9 +28,17 @@ class Lookup:
 
     @staticmethod
     def of(given: Any) -> Lookup | None:
-        """From what `spec_decode_config` may be: None, a mapping, or an object with these attributes. Raises UsageError."""
+        """From what `spec_decode_config` may be: None, a method's name, a mapping, or an object with these attributes.
+        Raises UsageError."""
         if given is None or isinstance(given, Lookup):
             return given
+        if isinstance(given, str):
+            given = {"method": given}
+        if isinstance(given, Mapping) and (unknown := [name for name in given if name not in NAMES]):
+            raise UsageError(
+                f"spec_decode_config: {unknown[0]!r} is unknown; known are {', '.join(NAMES)}",
+                hint=did_you_mean(str(unknown[0]), NAMES),
+            )
         read = given.get if isinstance(given, Mapping) else lambda name, otherwise: getattr(given, name, otherwise)
         method = read("method", METHODS[0])
         if method not in METHODS:

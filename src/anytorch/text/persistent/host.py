@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +31,7 @@ from anytorch.text.persistent.panels import PackedWeights, linear_shapes
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ENDED, NO_NUMBER = -1, -2  # in place of a token
 HEAD, WORDS = "lm_head", "model.embed_tokens"
+CALL_S = 0.5  # of a generation that is computed without coming back to Python
 PORTION = 64  # tokens of a prompt that are read at once: their inputs stay in a core's second cache
 FEW = PORTION  # tokens up to which ours read float32 weights as fast as torch's products of matrices, or faster
 
@@ -87,32 +90,54 @@ class HostKernel(Rows):
         self._tokens = torch.full((rows,), ENDED, dtype=torch.int64)
         self._places = torch.zeros(rows, dtype=torch.int64)
         self._logits = torch.empty(rows, spec.vocabulary)
+        self._before = 0  # tokens that earlier calls of a generation computed
         self._done, self._stopping = ctypes.c_int64(), ctypes.c_int32()
-        self._busy = threading.Lock()
+        self._busy = threading.RLock()
         self.trace: Tensor | None = None  # int64: what every worker did when, written by each run (code/trace.h)
 
     # --- texts -----------------------------------------------------------------------------------------------------
 
     def step(self) -> Tensor:
         """Logits of the tokens that `follow` put there, [rows, vocabulary]. They are overwritten by the next step."""
+        self._before = 0
         self._run(1, ())
         self._tokens.fill_(ENDED)
         return self._logits
 
     def _go_on(self, going: list[int], made: list[list[int]], tokens: int, ends: Collection[int]) -> None:
-        """Add the tokens of all rows, computed in one call."""
-        begun = [row for row in range(self.rows) if self._tokens[row] >= 0]
-        found = self._run(tokens - 1, ends)
-        for row in begun:
-            self.lengths[row] = int(self._places[row])
-        self._tokens.fill_(ENDED)
-        for row in going:
-            for token in found[:, row].tolist():
-                if token == NO_NUMBER:
-                    raise ArithmeticError("the model computed NaN or infinity")
-                if token < 0 or token in ends:
-                    break
-                made[row].append(token)
+        """Add the tokens of all rows, computed in calls of about CALL_S: Python sees Ctrl-C only between them.
+
+        With a trace in one call, as a trace is of one."""
+        left, computed = tokens - 1, 0
+        steps = 1 if self.trace is None else left
+        with self._used():
+            while going and not self._stopping.value:
+                if computed:
+                    for row in going:
+                        self.follow(row, made[row][-1])
+                begun = time.perf_counter()
+                found = self.ahead(going, steps, ends, before=computed)
+                took = time.perf_counter() - begun
+                computed, left = computed + steps, left - steps
+                for row, ids in zip(going, found, strict=True):
+                    if ids and ids[-1] == NO_NUMBER:
+                        raise ArithmeticError("the model computed NaN or infinity")
+                    made[row] += ids[:-1] if ids and ids[-1] in ends else ids
+                whole = [
+                    row for row, ids in zip(going, found, strict=True) if len(ids) == steps and ids[-1] not in ends
+                ]
+                going = [row for row in whole if left > 0 and self.lengths[row] < self.positions]
+                steps = max(1, min(left, round(steps * CALL_S / max(took, 1e-9))))
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """By this thread alone. Raises UsageError."""
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("another thread is using this kernel")
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def _put(self, row: int, token: int, place: int) -> None:
         self._tokens[row], self._places[row] = token, place
@@ -123,16 +148,26 @@ class HostKernel(Rows):
     @property
     def done(self) -> int:
         """How many tokens of each text the run that is under way, or the last one, has computed."""
-        return self._done.value
+        return self._before + self._done.value
 
     def ahead(
-        self, rows: Sequence[int], steps: int, ends: Collection[int] = (), draws: Mapping[int, Draw] | None = None
+        self,
+        rows: Sequence[int],
+        steps: int,
+        ends: Collection[int] = (),
+        draws: Mapping[int, Draw] | None = None,
+        *,
+        before: int = 0,
     ) -> list[list[int]]:
         """Up to so many tokens of each of these rows, which `follow` gave a token, in one call; the last may be one of
-        `ends`, or NO_NUMBER. All but the last are kept. `draws`: how rows choose; left out: the most likely token."""
+        `ends`, or NO_NUMBER. All but the last are kept. `draws`: how rows choose; left out: the most likely token.
+        `before`: tokens of the same generation that other calls computed."""
         begun = {row: int(self._places[row]) for row in rows}
-        made = self._run(steps, ends, draws)
-        self._tokens.fill_(ENDED)
+        self._before = before
+        try:
+            made = self._run(steps, ends, draws)
+        finally:
+            self._tokens.fill_(ENDED)
         found = []
         for row in rows:
             self.lengths[row] = int(self._places[row])
@@ -181,9 +216,7 @@ class HostKernel(Rows):
         first: int = 0,
         draws: Any = None,
     ) -> None:
-        if not self._busy.acquire(blocking=False):
-            raise UsageError("another thread is using this kernel")
-        try:
+        with self._used():
             end = torch.tensor(sorted(ends), dtype=torch.int64)
             trace = self.trace
             self._done.value = 0
@@ -199,8 +232,6 @@ class HostKernel(Rows):
             )
             if self._library.decode(ctypes.byref(self._model), ctypes.byref(run)):
                 raise OutOfMemory("no memory is left for the workers of a generation", hint="use fewer rows")
-        finally:
-            self._busy.release()
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
@@ -263,8 +294,9 @@ def load_packed_decoder(folder: Path, dtype: str, weights: str) -> tuple[Decoder
     """The decoder in a folder with its linear layers in panels alone: each is packed as it is read, so that no more than one
     is ever there in floats. Embeddings, norms and biases are of `dtype`. Raises ModelError, NativeUnavailable."""
     load_library()  # before anything is read: there may be no compiler
+    spec = spec_of(folder)
     with torch.device("meta"):
-        shapes = linear_shapes(Decoder(spec_of(folder)))
+        shapes = linear_shapes(Decoder(spec))
     packed = PackedWeights(shapes, weights)
 
     def taken(name: str, tensor: Tensor) -> bool:
@@ -272,9 +304,8 @@ def load_packed_decoder(folder: Path, dtype: str, weights: str) -> tuple[Decoder
         if layer in shapes and name.endswith(".weight"):
             packed.add(layer, tensor)
             return True
-        if layer == WORDS and tied:  # a tied head is packed, too, and the table stays for looking words up
+        if layer == WORDS and spec.tied:  # a tied head is packed, too, and the table stays for looking words up
             packed.add(HEAD, tensor)
         return False
 
-    tied = spec_of(folder).tied
     return load_decoder(folder, "cpu", dtype, taken=taken), packed

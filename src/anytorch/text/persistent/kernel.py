@@ -19,9 +19,9 @@ from torch import Tensor
 from anytorch import limits, logs
 from anytorch.counts import counted
 from anytorch.devices.choose import resolve
-from anytorch.errors import InputError, NativeUnavailable, UsageError
+from anytorch.errors import InputError, NativeUnavailable, UsageError, did_you_mean
 from anytorch.recorded.graphs import Recorder
-from anytorch.text.decoders.loading import load_decoder
+from anytorch.text.decoders.loading import decoder_of, ends_of, load_decoder
 from anytorch.text.decoders.model import Decoder
 from anytorch.text.decoders.rows import Rows
 from anytorch.text.decoders.steps import RecordedSteps
@@ -37,6 +37,10 @@ from anytorch.text.persistent.traces import StepTrace, check_buffer, save_trace
 log = logs.logger(__name__)
 
 META = ("step", "tokens", "num_new_tokens")  # of a list, in this order
+OTHERS = (  # that Mirage's dictionaries have
+    "prompt_lengths", "input_tokens", "output_tokens", "qo_indptr_buffer", "paged_kv_indptr_buffer",
+    "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer",
+)  # fmt: skip
 
 
 def _texts(made: Rows) -> str:
@@ -69,7 +73,7 @@ class PersistentKernel(Layers):
         num_local_schedulers: int | None = None,
         num_remote_schedulers: int = 0,
         max_seq_length: int = 1024,
-        eos_token_id: int | None = None,
+        eos_token_id: int | Collection[int] | None = None,
         meta_tensors: Sequence[Tensor] | Mapping[str, Tensor] | None = None,
         profiler_tensor: Tensor | None = None,
         spec_decode_config: Any = None,
@@ -93,35 +97,52 @@ class PersistentKernel(Layers):
         ):
             if count is not None:
                 limit.check(name, count)
+        token_set("eos_token_id", eos_token_id)
         self.device = resolve(None if backend == "auto" else backend).device
         self.num_workers = min(num_workers or available_cores(), available_cores())
         self.max_seq_length, self.eos_token_id = max_seq_length, eos_token_id
         self.meta = _meta(meta_tensors, max_seq_length)
         self._rows: Rows | cuda.CudaKernel | None = None
         self._recorder: Recorder | None = None
+        self._stopping = False
 
     # --- from a model ------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_model(
         cls,
-        model: Decoder | str | Path,
+        model: Decoder | torch.nn.Module | str | Path,
         max_seq_length: int | None = None,
         backend: str = "auto",
         rows: int = 1,
         num_workers: int | None = None,
-        eos_token_id: int | None = None,
+        eos_token_id: int | Collection[int] | None = None,
         spec_decode_config: Any = None,
         profiler_tensor: Tensor | None = None,
     ) -> PersistentKernel:
-        """A kernel for a decoder where it is, or for the one in a Hugging Face folder on the device of `backend`.
+        """A kernel for a decoder where it is, for a language model of transformers, whose weights it shares, or for the one
+        in a Hugging Face folder on the device of `backend`.
 
         `rows`: how many texts at once. `max_seq_length`: prompt and new tokens of a text together; left out: as many as the
-        model was made for.
+        model was made for. `eos_token_id`: one or several; left out: those of the folder or of transformers' model.
         """
-        if not isinstance(model, Decoder):
+        limits.KERNEL_ROWS.check("rows", rows)
+        if max_seq_length is not None:
+            limits.LENGTH.check("max_seq_length", max_seq_length)
+        if eos_token_id is None and isinstance(model, (str, Path)):
+            eos_token_id = ends_of(Path(model))
+        elif eos_token_id is None and isinstance(model, torch.nn.Module):
+            eos_token_id = ends_of(model)
+        if isinstance(model, (str, Path)):
             model = load_decoder(model, None if backend == "auto" else backend)
-        elif backend != "auto" and (wanted := resolve(backend).device).type != model.lm_head.weight.device.type:
+        elif not isinstance(model, torch.nn.Module):
+            raise UsageError(
+                f"model is of type {type(model).__name__}",
+                hint="pass a Hugging Face folder, a Decoder, or a language model of transformers",
+            )
+        elif not isinstance(model, Decoder):
+            model = decoder_of(model)
+        if backend != "auto" and (wanted := resolve(backend).device).type != model.lm_head.weight.device.type:
             raise UsageError(
                 f"the model is on {model.lm_head.weight.device}, and backend={backend!r} is {wanted}",
                 hint="move it there first, or leave backend out",
@@ -146,22 +167,18 @@ class PersistentKernel(Layers):
             )
         return made
 
-    def generate(
-        self, ids: Sequence[int] | Sequence[Sequence[int]], max_new_tokens: int, ends: Collection[int] | None = None
-    ) -> Any:
-        """The most likely tokens after one prompt, or after each of several: at most `max_new_tokens`, and up to the first
-        of `ends` (left out: `eos_token_id`), which is left out. Raises InputError."""
+    def generate(self, ids: Any, max_new_tokens: int, ends: int | Collection[int] | None = None) -> Any:
+        """The most likely tokens after one prompt (a list of ids, or a tensor or array of one dimension), or after each of
+        several: at most `max_new_tokens`, and up to the first of `ends` (left out: `eos_token_id`), which is left out.
+        Raises InputError."""
         if self._rows is None:
             raise UsageError("this kernel has no model", hint="create it with PersistentKernel.from_model, or call it")
-        if not ids:
-            raise InputError("a prompt of 0 tokens: pass at least one")
-        several = not isinstance(ids[0], int)
-        prompts: Any = ids if several else [ids]
-        if ends is None:
-            ends = () if self.eos_token_id is None else (self.eos_token_id,)
+        prompts, several = prompts_of(ids)
+        max_new_tokens = min(limits.COUNT_OR_NONE.check("max_new_tokens", max_new_tokens), self.max_seq_length)
+        ends = token_set("eos_token_id", self.eos_token_id) if ends is None else token_set("ends", ends)
         if isinstance(self._rows, cuda.CudaKernel):
             if len(prompts) > 1:
-                raise InputError(f"{len(prompts)} prompts: there are 1 rows")  # as other ways say it
+                raise InputError(f"{len(prompts)} prompts: there is room for 1", hint="make the kernel with more rows")
             made = [self._rows.generate(prompt, max_new_tokens, ends) for prompt in prompts]
         elif self.lookup is not None and len(prompts) == 1:
             found, self.guesses = guesses.generate(self._rows, prompts[0], max_new_tokens, ends, self.lookup)
@@ -169,6 +186,13 @@ class PersistentKernel(Layers):
         else:
             made = self._rows.generate(prompts, max_new_tokens, ends)
         return made if several else made[0]
+
+    def stop(self) -> None:
+        """End what another thread computes here after the token it is at: its call gives what there is by then."""
+        if self._rows is None:
+            self._stopping = True
+        else:
+            self._rows.stop()
 
     def save_trace(self, path: str | Path) -> int:
         """Write what the last call noted in `profiler_tensor` as a file that Perfetto and Chrome open; gives the number of
@@ -213,9 +237,13 @@ class PersistentKernel(Layers):
         places = [int(one) for one in step.tolist()]
         known = [int(one) for one in prompts.tolist()] if prompts is not None else [place + 1 for place in places]
         end = min(self.max_seq_length, tokens.shape[1])
+        for name, given, least, most in (("step", places, 0, end - 1), ("prompt_lengths", known, 1, end)):
+            if bad := [one for one in given if not least <= one <= most]:
+                raise InputError(f"{name} has {bad[0]}: use {least} to {most}, as tokens has {end} places a row")
         going = [row for row, place in enumerate(places) if place + 1 < end]
+        ends = token_set("eos_token_id", self.eos_token_id)
         trace = None if self._trace is None else StepTrace(self._trace)
-        while going:
+        while going and not self._stopping:
             now = tokens.gather(1, step.to(torch.int64).view(-1, 1))
             self.input.tensor.copy_(now.view(self.input.dims))
             if self._places is not None:
@@ -227,12 +255,13 @@ class PersistentKernel(Layers):
                 place = places[row] = places[row] + 1
                 if place >= known[row]:
                     tokens[row, place] = found[row]
-                if place + 1 < end and (place < known[row] or found[row] != self.eos_token_id):
+                if place + 1 < end and (place < known[row] or found[row] not in ends):
                     still.append(row)
             step.copy_(torch.tensor(places, dtype=step.dtype))
             going = still
             if trace is not None:
                 trace.did_step()
+        self._stopping = False
         return tokens
 
     def _step(self) -> Tensor:
@@ -283,11 +312,56 @@ def _fastest(
     return steps_for(decoder, rows, positions)[0]
 
 
+def prompts_of(ids: Any) -> tuple[list[list[int]], bool]:
+    """One prompt or several, as lists of ints, and whether they were several. Raises InputError for what is neither."""
+    ids = ids.tolist() if hasattr(ids, "tolist") else ids  # torch's, NumPy's
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
+        raise InputError(
+            f"ids are of type {type(ids).__name__}",
+            hint="pass token ids: a list or a tensor of them, or several of these",
+        )
+    parts = [one.tolist() if hasattr(one, "tolist") else one for one in ids]
+    several = any(isinstance(one, Sequence) and not isinstance(one, (str, bytes)) for one in parts)
+    prompts = parts if several else [parts]
+    for number, prompt in enumerate(prompts):
+        where = f"prompt {number}" if several else "the prompt"
+        if not isinstance(prompt, Sequence) or isinstance(prompt, (str, bytes)):
+            raise InputError(
+                f"{where} is {prompt!r}, where others are lists of ids", hint="pass a list for each prompt"
+            )
+        if not prompt:
+            raise InputError(f"{where} has 0 tokens: pass at least one")
+        for place, token in enumerate(prompt):
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise InputError(f"{where}: token {place} is {token!r}, not a whole number")
+    return [list(prompt) for prompt in prompts], several
+
+
+def token_set(name: str, given: Any) -> frozenset[int]:
+    """The tokens that end a text: none, one or several. Raises UsageError."""
+    if given is None:
+        return frozenset()
+    several = isinstance(given, Collection) and not isinstance(given, (str, bytes))
+    return frozenset(limits.COUNT_OR_NONE.check(name, one) for one in (given if several else (given,)))
+
+
 def _meta(given: Sequence[Tensor] | Mapping[str, Tensor] | None, length: int) -> dict[str, Tensor]:
     """The tensors by their names. Raises UsageError for shapes and types that cannot be meant."""
     if given is None:
         return {}
+    if not isinstance(given, (Mapping, Sequence)):
+        raise UsageError(
+            f"meta_tensors is of type {type(given).__name__}", hint="pass [step, tokens], or a dictionary with both"
+        )
     named = dict(given) if isinstance(given, Mapping) else dict(zip(META, given, strict=False))
+    for name, tensor in named.items():
+        if name not in (*META, *OTHERS):
+            known = (*META, *OTHERS)
+            raise UsageError(
+                f"meta_tensors: {name!r} is unknown; known are {', '.join(known)}", hint=did_you_mean(str(name), known)
+            )
+        if not isinstance(tensor, Tensor):
+            raise UsageError(f"meta_tensors: {name} is of type {type(tensor).__name__}, not a tensor")
     if not isinstance(given, Mapping) and not 2 <= len(given) <= len(META):
         raise UsageError(f"meta_tensors has {len(given)} tensors", hint="pass [step, tokens]")
     for name in ("step", "tokens"):

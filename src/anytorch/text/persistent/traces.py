@@ -31,6 +31,11 @@ class Span:
 
 def check_buffer(buffer: Tensor) -> Tensor:
     """A buffer as the workers write it, int64 [words]: the same memory. Raises UsageError for one that cannot be used."""
+    if not isinstance(buffer, Tensor):
+        raise UsageError(
+            f"profiler_tensor is of type {type(buffer).__name__}, not a tensor",
+            hint="torch.zeros(3000 * 128, dtype=torch.uint64)",
+        )
     whole = buffer.dtype in (torch.int64, torch.uint64)
     if not whole or buffer.device.type != "cpu" or not buffer.is_contiguous() or buffer.numel() < LEAST_WORDS:
         raise UsageError(
