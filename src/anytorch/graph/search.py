@@ -149,6 +149,8 @@ class Search:
 
     def run(self) -> Found:
         """Recall or search. Ctrl-C ends the search with the best found so far."""
+        # An error of earlier work, such as an index out of range, is the program's: nothing below may take it for its own.
+        synchronize(self.device)
         with unobserved():
             try:
                 return self._run()
@@ -171,7 +173,6 @@ class Search:
                 return found
         programs: dict[str, Program] = {}
         refused: dict[str, str] = {}
-        synchronize(self.device)  # an error of earlier work, such as an index out of range, is not a candidate's
         self.digests.clear()
         self.kernels.clear()
         budget_s = self.time_limit_s
