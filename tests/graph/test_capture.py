@@ -145,6 +145,27 @@ def test_tensors_from_around_are_held() -> None:
     torch.testing.assert_close(g(X), layer(X @ outside).detach() * 1.5)
 
 
+PRODUCTS: dict[str, Callable[..., Any]] = {
+    "a matrix": lambda x: x @ X[0].t()[:, :3],
+    "a vector": lambda x: torch.matmul(x, W),
+    "a row": lambda x: W @ x.mT,
+    "itself": lambda x: x.matmul(x.transpose(1, 2)),
+    "four dimensions": lambda x: x[:, None] @ x[:, None].mT,
+    "one for all": lambda x: X[0] @ x.mT,
+    "attention": nn.MultiheadAttention(8, 2, batch_first=True).eval(),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_keep_named_sizes(name: str) -> None:
+    """torch's own matmul fixes them before torch 2.13."""
+    function = PRODUCTS[name]
+    examples = (X, X, X) if name == "attention" else (X,)
+    g = trace(function, *examples, dynamic={"b": [(place, 0) for place in range(len(examples))]})
+    more = [torch.cat([x, x * 0.5, x + 1]) for x in examples]
+    torch.testing.assert_close(g(*more), function(*more), rtol=1e-5, atol=1e-5)
+
+
 def test_named_sizes() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 8))
     g = trace(model, X, dynamic={"b": (0, 0)})

@@ -7,6 +7,7 @@ functions that cannot be traced as torch has them are written here by their part
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
@@ -110,8 +111,26 @@ def rms_norm(
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """As torch's `linear`, which fixes named sizes where it has a bias."""
-    made = input @ weight.t()
+    made = matmul(input, weight.t())
     return made if bias is None else made + bias
+
+
+def matmul(input: torch.Tensor, other: torch.Tensor, **more: Any) -> torch.Tensor:
+    """As torch's `matmul`, which fixes named sizes before torch 2.13: by products of two or three dimensions."""
+    fixed = all(isinstance(size, int) for size in (*input.shape, *other.shape))
+    if more or fixed or min(input.dim(), other.dim()) == 0 or max(input.dim(), other.dim()) < 3:
+        return torch.matmul(input, other, **more)
+    if input.dim() == 1:
+        return matmul(input[None], other).squeeze(-2)
+    if other.dim() == 1:
+        return matmul(input, other[:, None]).squeeze(-1)
+    if other.dim() == 2:
+        rows = torch.mm(input.reshape(math.prod(input.shape[:-1]), input.shape[-1]), other)
+        return rows.reshape(*input.shape[:-1], other.shape[-1])
+    batch = torch.broadcast_shapes(input.shape[:-2], other.shape[:-2])  # type: ignore[no-untyped-call]
+    count = math.prod(batch)
+    x, y = (one.expand(*batch, *one.shape[-2:]).reshape(count, *one.shape[-2:]) for one in (input, other))
+    return torch.bmm(x, y).reshape(*batch, input.shape[-2], other.shape[-1])
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -120,19 +139,32 @@ def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace:
     return input
 
 
-# `torch.nn.functional` calls attention here itself, where a mode does not see it: a copy of the function that calls ours.
-_multi_head: Any = F.multi_head_attention_forward
-_multi_head_whole = FunctionType(
-    _multi_head.__code__,
-    {**_multi_head.__globals__, "scaled_dot_product_attention": attention, "dropout": dropout},
-    _multi_head.__name__,
-    _multi_head.__defaults__,
-    _multi_head.__closure__,
+def _copied(function: Any, **instead: Any) -> Any:
+    """A copy of a function of torch's that finds other functions under the names it calls."""
+    made = {**function.__globals__, **instead}
+    return FunctionType(function.__code__, made, function.__name__, function.__defaults__, function.__closure__)
+
+
+# `torch.nn.functional` calls attention and linear here itself, where a mode does not see it.
+_projections = {
+    name: _copied(getattr(F, name), linear=linear)
+    for name in ("_in_projection", "_in_projection_packed")
+    if hasattr(F, name)
+}
+_multi_head_whole = _copied(
+    F.multi_head_attention_forward,
+    scaled_dot_product_attention=attention,
+    dropout=dropout,
+    linear=linear,
+    **_projections,
 )
 
 ROUTES: dict[Any, Callable[..., Any]] = {
     F.multi_head_attention_forward: _multi_head_whole,
     F.linear: linear,
+    torch.matmul: matmul,
+    torch.Tensor.matmul: matmul,
+    torch.Tensor.__matmul__: matmul,
     F.dropout: dropout,
     torch.dropout: dropout,
     F.scaled_dot_product_attention: attention,
