@@ -26,7 +26,7 @@ from anytorch.text.decoders.room import room_for
 from anytorch.text.decoders.rows import Rows
 from anytorch.text.decoders.steps import LEAST_PLACES, PlacedSteps
 from anytorch.text.generate.cache import GrowingLayer, new_cache
-from anytorch.text.generate.forward import Forward
+from anytorch.text.generate.forward import CHANGING, Forward, rope_types
 from anytorch.text.generate.kept import States, fixed, kept_of
 from anytorch.text.generate.kernel import Needs, Opened
 from anytorch.text.persistent.ahead import AHEAD, Ahead
@@ -35,20 +35,6 @@ from anytorch.text.persistent.fused import SAME
 SAME_FLOAT32 = 1e-3  # of the logits' size; shorter floats: `SAME`
 TRIED = (3, 6)  # tokens of the two prompts that a model is tried out with
 TRIED_STEPS = 3  # the second is recorded, the third replayed
-
-
-CHANGING = frozenset({"longrope", "dynamic"})  # transformers chooses their angles by the largest position of a step
-
-
-def rope_types(config: Any) -> set[str]:
-    """The kinds of rotary angles that a config names, for all layers or for each kind of them."""
-    found = set()
-    for name in ("rope_parameters", "rope_scaling"):
-        told = getattr(config, name, None)
-        for one in (told, *(told.values() if isinstance(told, dict) else ())):
-            if isinstance(one, dict):
-                found.add(one.get("rope_type", one.get("type")))
-    return {one for one in found if isinstance(one, str)}
 
 
 class Stepped:

@@ -39,6 +39,11 @@ class Lookup:
                 f"spec_decode_config: {unknown[0]!r} is unknown; known are {', '.join(NAMES)}",
                 hint=did_you_mean(str(unknown[0]), NAMES),
             )
+        if not isinstance(given, Mapping) and not any(hasattr(given, name) for name in NAMES):
+            raise UsageError(
+                f"spec_decode_config is of type {type(given).__name__}",
+                hint=f'pass {{"method": {METHODS[0]!r}, "ngram_size": 3, "spec_length": 5}}, or leave it out',
+            )
         read = given.get if isinstance(given, Mapping) else lambda name, otherwise: getattr(given, name, otherwise)
         method = read("method", METHODS[0])
         if method not in METHODS:
