@@ -255,6 +255,8 @@ def test_layers_name_what_does_not_fit() -> None:
     kernel = PersistentKernel(meta_tensors=META)
     x = kernel.attach_input(torch.zeros(1, 8), name="x")
     y = kernel.new_tensor((1, 6), dtype=torch.float32, name="y")
+    with pytest.raises(UsageError, match=r"dims=\(1, 0\) is invalid"):
+        kernel.new_tensor((1, 0), name="none")
     with pytest.raises(UsageError, match=r"linear_layer: the weight 'w' is \[6, 7\], not \[outputs, 8\]"):
         kernel.linear_layer(x, kernel.attach_input(torch.zeros(6, 7), name="w"), y)
     with pytest.raises(UsageError, match=r"rmsnorm_layer: 'y' is \[1, 6\], not \[1, 8\]"):
@@ -351,6 +353,11 @@ def test_meta_tensors_and_places_that_are_none_are_told_by_name(decoder: Decoder
     for place in (-1, 16):
         step[1] = place
         with pytest.raises(InputError, match=f"step has {place}: use 0 to 15"):
+            kernel()
+    step[1] = 0
+    for token in (-1, decoder.spec.vocabulary):
+        tokens[1, 0] = token
+        with pytest.raises(InputError, match=f"row 1 of tokens has {token}: ids go from 0 to"):
             kernel()
 
 

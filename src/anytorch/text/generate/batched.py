@@ -19,10 +19,12 @@ class Batched:
     def __init__(self, model: Any, folder: Path, device: torch.device) -> None:
         self._device = device
         self._forward: Any = Forward(model, folder)
-        config = model.config.get_text_config(decoder=True) if hasattr(model.config, "get_text_config") else model.config
+        config = (
+            model.config.get_text_config(decoder=True) if hasattr(model.config, "get_text_config") else model.config
+        )
         changing = CHANGING & rope_types(config)
         self._angles_change = bool(changing)  # with the length of the text: read in one go, and beside no other
-        # From here on a text has other angles throughout, so what is kept of it is computed again (Phi-3), as transformers does.
+        # From here on all angles of a text are others, so what is kept is computed again, as transformers does it for Phi-3.
         self._turning = getattr(config, "original_max_position_embeddings", None) if "longrope" in changing else None
 
     def read(self, request: TextRequest, portion: int) -> Computed:
