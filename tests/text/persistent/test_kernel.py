@@ -408,6 +408,9 @@ def test_another_thread_can_stop_it(decoder: Decoder, monkeypatch: pytest.Monkey
     kernel = PersistentKernel.from_model(decoder, max_seq_length=32)
     kernel.stop()  # it holds for what comes next, once
     assert kernel.generate([1, 2], 20) == [] and kernel.generate([1, 2], 20) == whole
+    guessing = PersistentKernel.from_model(decoder, max_seq_length=32, spec_decode_config="promptlookup")
+    guessing.stop()
+    assert guessing.generate([1, 2], 20) == [] and guessing.generate([1, 2], 20) == whole
     meta = prompted([[1, 2]], 24)
     written = PersistentKernel(max_seq_length=24, meta_tensors=meta)
     written_down(decoder, written, 1)

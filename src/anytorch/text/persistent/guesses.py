@@ -92,8 +92,10 @@ def generate(
     made: list[int] = []
     counts = {"readings": 0, "guessed": 0, "right": 0}
     history = History(lookup, ids)
-    (token,) = most_likely(rows.read(0, ids)[None], [0])
     try:
+        if rows.stopping:
+            return made, counts
+        (token,) = most_likely(rows.read(0, ids)[None], [0])
         while tokens > len(made) and token not in ends:
             made.append(token)
             history.add([token])
