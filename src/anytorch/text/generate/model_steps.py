@@ -46,6 +46,7 @@ class Stepped:
         self.gathers = False  # the experts of a step: more to read, and the host need not know which they are
         words = model.get_input_embeddings().weight
         self.device: torch.device = words.device
+        self.dtype: torch.dtype = words.dtype  # of what is computed; logits may be wider (Mamba's are float32)
         text = self.config.get_text_config(decoder=True) if hasattr(self.config, "get_text_config") else self.config
         if "chunked_attention" in (getattr(text, "layer_types", None) or ()):
             raise ModelError("it attends within chunks of the text, which is not supported")
@@ -284,6 +285,6 @@ def tried_out(stepped: Stepped, kind: type[ModelSteps], most_positions: int | No
     for row, text in enumerate(texts):
         wanted = stepped.read(text, new_cache(stepped.config)).float()
         by = float((logits[row].float() - wanted).norm() / wanted.norm().clamp(min=1e-30))
-        if not by <= (SAME_FLOAT32 if logits.dtype == torch.float32 else SAME):
+        if not by <= (SAME_FLOAT32 if stepped.dtype == torch.float32 else SAME):
             raise ModelError(f"its step over fixed tensors gives other logits: they differ by {by:.2g} of their size")
     return steps.recorded
