@@ -73,7 +73,7 @@ class Layers:
         first = next(iter(self.handles.values()), None)
         if first is None:
             raise UsageError("new_tensor: nothing is attached yet", hint="attach the token ids and weights first")
-        if isinstance(dims, str) or not all(isinstance(size, int) and size > 0 for size in dims):
+        if not all(isinstance(size, int) and size > 0 for size in dims):
             raise UsageError(
                 f"new_tensor: dims={dims!r} is invalid", hint="pass whole numbers from 1 on: (rows, width)"
             )
