@@ -68,7 +68,8 @@ class Recorder:
             UsageError,
         ) as exc:  # the last: webgpu's, of what a tape cannot hold
             if not self.recordings:
-                self.failed = f"{type(exc).__name__}: {str(exc).splitlines()[0][:200]}"
+                said = str(exc).splitlines()[0][:200]
+                self.failed = said if isinstance(exc, UsageError) else f"{type(exc).__name__}: {said}"
                 log.info("%s records no graphs: %s", self.device, self.failed)
             else:
                 self.seen.discard(shape)
@@ -81,7 +82,7 @@ class Recorder:
     def _capture(self, work: Callable[[], Tensor]) -> Recording:
         kind = graph_class(self.module)
         if kind is None:
-            raise AttributeError(f"{self.module.__name__} has no graph to record into")
+            raise UsageError(f"{self.module.__name__} has no graph to record into")
         record = getattr(self.module, "graph", None)
         if not callable(record):  # `with graph:` records by itself
             for _ in range(WARM_UPS):

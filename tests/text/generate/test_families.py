@@ -113,7 +113,40 @@ def test_tokens_are_those_of_transformers_alone_and_together(name: str, kernel: 
     assert (made > 1.5 * steps) == (stepped or how == SHARED)
 
 
+def test_angles_that_follow_the_length_of_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phi-3's: a prompt is read in one go, a text beside longer ones has its own, and all turn where the text grows long."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "factor": 16.0}
+    long = {"rope_type": "longrope", "rope_theta": 10000.0, **factors}
+    tokenizer = tiny("Phi3", {**LLAMA, "original_max_position_embeddings": 32, "rope_parameters": long}, tmp_path)
+    stored = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    prompts = [PROMPTS[0] * 2, *PROMPTS]
+    wanted = [generated(stored, tokenizer, prompt, 40) for prompt in prompts]
+    monkeypatch.setattr("anytorch.text.generate.scheduler.PORTION", 32)
+    with TextGenerator(tmp_path, device="cpu", dtype="float32") as generator:
+        streams = [generator.stream(prompt, max_tokens=40, temperature=0) for prompt in prompts]
+        lengths = [stream.prompt_tokens for stream in streams]
+        assert lengths[0] > 64 and min(lengths) + 10 < 32  # longer than two portions; far from where it turns
+        assert [tokens_of(stream) for stream in streams] == wanted
+
+
 def test_a_model_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
     tiny("Rwkv", {"hidden_size": 32, "num_hidden_layers": 2}, tmp_path)
     with pytest.raises(ModelError, match="takes no cache"):
+        TextGenerator(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "shape"),
+    [
+        ("Bert", "BertForMaskedLM", {**LLAMA, "max_position_embeddings": 64}),
+        ("T5", "T5ForConditionalGeneration", {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}),
+    ],
+)
+def test_models_that_do_not_write_from_left_to_right_are_refused(
+    name: str, kind: str, shape: dict[str, Any], tmp_path: Path
+) -> None:
+    config = getattr(transformers, f"{name}Config")(vocab_size=320, **shape)
+    getattr(transformers, kind)(config).save_pretrained(tmp_path)
+    make_tokenizer(tmp_path)
+    with pytest.raises(ModelError, match=f"{name.lower()} is not a causal language model: it cannot continue a text"):
         TextGenerator(tmp_path, device="cpu")

@@ -118,6 +118,17 @@ def test_a_refused_thread_wedges_nobody(models: dict[str, Path]) -> None:
         assert tokens_of(generator.stream(PROMPTS[0], max_tokens=4, temperature=0))
 
 
+def test_a_worker_that_a_fork_left_behind_is_replaced(models: dict[str, Path]) -> None:
+    with TextGenerator(models["llama"], device="cpu") as generator:
+        of_parent = threading.Thread(target=lambda: None)
+        of_parent.start()
+        of_parent.join()  # as the child of a fork sees its parent's threads: ended
+        generator._scheduler._worker = of_parent
+        stream = generator.stream(PROMPTS[0], max_tokens=4, temperature=0, timeout_s=60)
+        assert generator._scheduler._worker is not of_parent
+        assert tokens_of(stream) == expected(models["llama"], PROMPTS[0], 4)
+
+
 def test_the_repetition_penalty_is_that_of_transformers(models: dict[str, Path], llama: TextGenerator) -> None:
     found = tokens_of(llama.stream(PROMPTS[0], max_tokens=40, temperature=0, repetition_penalty=1.5))
     assert found == expected(models["llama"], PROMPTS[0], 40, repetition_penalty=1.5)

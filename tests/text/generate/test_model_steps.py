@@ -255,6 +255,14 @@ def test_a_model_whose_steps_give_something_else_is_computed_op_by_op(
         assert generator.complete("The", max_tokens=3, temperature=0).completion_tokens == 3
 
 
+def test_wide_logits_of_short_floats_are_compared_as_what_they_are(folders: dict[str, Path]) -> None:
+    """Mamba in bfloat16 gives float32 logits: they are as far apart as bfloat16 makes them."""
+    with TextGenerator(folders["Mamba"], device="cpu", dtype="bfloat16") as generator:
+        facts = generator.describe()
+        logits = generator.model(input_ids=torch.tensor([[1, 2]])).logits
+    assert logits.dtype == torch.float32 and facts["decoding"] == "ModelSteps", facts["decoding_why"]
+
+
 def test_a_step_that_fails_leaves_the_model_to_transformers(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,6 +255,8 @@ def test_layers_name_what_does_not_fit() -> None:
     kernel = PersistentKernel(meta_tensors=META)
     x = kernel.attach_input(torch.zeros(1, 8), name="x")
     y = kernel.new_tensor((1, 6), dtype=torch.float32, name="y")
+    with pytest.raises(UsageError, match=r"dims=\(1, 0\) is invalid"):
+        kernel.new_tensor((1, 0), name="none")
     with pytest.raises(UsageError, match=r"linear_layer: the weight 'w' is \[6, 7\], not \[outputs, 8\]"):
         kernel.linear_layer(x, kernel.attach_input(torch.zeros(6, 7), name="w"), y)
     with pytest.raises(UsageError, match=r"rmsnorm_layer: 'y' is \[1, 6\], not \[1, 8\]"):
@@ -352,6 +354,11 @@ def test_meta_tensors_and_places_that_are_none_are_told_by_name(decoder: Decoder
         step[1] = place
         with pytest.raises(InputError, match=f"step has {place}: use 0 to 15"):
             kernel()
+    step[1] = 0
+    for token in (-1, decoder.spec.vocabulary):
+        tokens[1, 0] = token
+        with pytest.raises(InputError, match=f"row 1 of tokens has {token}: ids go from 0 to"):
+            kernel()
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -401,6 +408,9 @@ def test_another_thread_can_stop_it(decoder: Decoder, monkeypatch: pytest.Monkey
     kernel = PersistentKernel.from_model(decoder, max_seq_length=32)
     kernel.stop()  # it holds for what comes next, once
     assert kernel.generate([1, 2], 20) == [] and kernel.generate([1, 2], 20) == whole
+    guessing = PersistentKernel.from_model(decoder, max_seq_length=32, spec_decode_config="promptlookup")
+    guessing.stop()
+    assert guessing.generate([1, 2], 20) == [] and guessing.generate([1, 2], 20) == whole
     meta = prompted([[1, 2]], 24)
     written = PersistentKernel(max_seq_length=24, meta_tensors=meta)
     written_down(decoder, written, 1)

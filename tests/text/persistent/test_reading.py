@@ -36,7 +36,7 @@ def test_every_logit_of_a_prompt_is_the_plain_decoders(name: str, threads: int) 
     torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-4)
     assert kernel.lengths == [0, 150]
     torch.testing.assert_close(kernel.read(0, LONG[:7]), truth[6], rtol=1e-4, atol=1e-4)
-    with pytest.raises(InputError, match="67 is not a token"):
+    with pytest.raises(InputError, match="token 67 is invalid"):
         kernel.read(0, [1, 67])
 
 
@@ -186,6 +186,7 @@ def test_a_trace_that_is_too_small_ends_early() -> None:
     [
         ({"spec_decode_config": {"method": "lookahead"}}, "'lookahead' is unknown"),
         ({"spec_decode_config": {"spec_length": 0}}, "spec_length=0 is invalid"),
+        ({"spec_decode_config": 5}, "spec_decode_config is of type int"),
         ({"profiler_tensor": torch.zeros(10, dtype=torch.int64)}, "it needs 1024"),
         ({"profiler_tensor": torch.zeros(4096)}, "profiler_tensor is torch.float32"),
     ],

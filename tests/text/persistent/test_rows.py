@@ -99,7 +99,7 @@ def test_rows_and_tokens_are_checked(way: Any) -> None:
     for call in (lambda: kernel.follow(1, 2), lambda: kernel.cut(-1), lambda: kernel.read(3, [1])):
         with pytest.raises(InputError, match="is not one of 1"):
             call()
-    with pytest.raises(InputError, match="-1 is not a token"):
+    with pytest.raises(InputError, match="token -1 is invalid"):
         kernel.follow(0, -1)
 
 

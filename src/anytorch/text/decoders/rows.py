@@ -64,7 +64,7 @@ class Rows(ABC):
             raise InputError(f"a prompt of {begin + len(ids)} tokens: there is room for 1 to {self.positions}")
         bad = [token for token in ids if not 0 <= token < self.vocabulary]
         if bad:
-            raise InputError(f"{bad[0]} is not a token of {self.vocabulary}")
+            raise InputError(f"token {bad[0]} is invalid: ids go from 0 to {self.vocabulary - 1}")
         logits = self._read(row, ids, begin, every)
         self.lengths[row] = begin + len(ids)
         self._wait(row)
@@ -81,7 +81,7 @@ class Rows(ABC):
         if self.lengths[row] >= self.positions:
             raise InputError(f"row {row} is full: it has {self.positions} tokens")
         if not 0 <= token < self.vocabulary:
-            raise InputError(f"{token} is not a token of {self.vocabulary}")
+            raise InputError(f"token {token} is invalid: ids go from 0 to {self.vocabulary - 1}")
         self._put(row, token, self.lengths[row])
         self.lengths[row] += 1
 

@@ -11,6 +11,7 @@ import torch
 from anytorch.errors import ModelError
 from anytorch.memory.first_runs import NotWatched
 
+CHANGING = frozenset({"longrope", "dynamic"})  # transformers chooses their angles by the largest position of a step
 CACHES = ("past_key_values", "cache_params")  # the names under which a forward takes what is kept of tokens
 
 
@@ -43,3 +44,14 @@ class Forward:
         with NotWatched():  # a mode is for the program's own models; what is recorded here must not change under it
             logits: torch.Tensor = self.model(input_ids=ids, **options).logits
         return logits[:, -1]
+
+
+def rope_types(config: Any) -> set[str]:
+    """The kinds of rotary angles that a config names, for all layers or for each kind of them."""
+    found = set()
+    for name in ("rope_parameters", "rope_scaling"):
+        told = getattr(config, name, None)
+        for one in (told, *(told.values() if isinstance(told, dict) else ())):
+            if isinstance(one, dict):
+                found.add(one.get("rope_type", one.get("type")))
+    return {one for one in found if isinstance(one, str)}

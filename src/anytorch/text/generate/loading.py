@@ -338,6 +338,8 @@ def from_folder(transformers: Any, folder: Path, dtype: str) -> Any:
             output_loading_info=True,
         )
     except Exception as exc:
+        if "Unrecognized configuration class" in str(exc):  # a family that has no such model: T5, CLIP
+            raise not_causal(folder) from exc
         raise ModelError(
             f"{folder}: cannot be loaded as a language model: {first_line(exc)}",
             hint="it must be a causal language model that transformers knows; code in the folder is never run",
@@ -348,7 +350,23 @@ def from_folder(transformers: Any, folder: Path, dtype: str) -> Any:
             f"{folder} has no values for {len(missing)} parameters, such as {', '.join(missing[:3])}",
             hint="the checkpoint belongs to another kind of model (an encoder?), or is incomplete",
         )
+    if getattr(model.config, "is_decoder", None) is False and sees_later_tokens(model):
+        raise not_causal(folder)  # transformers loads BERT's family with a warning, and it writes nonsense
     return model
+
+
+def not_causal(folder: Path) -> ModelError:
+    return ModelError(
+        f"{folder}: {read_config(folder).get('model_type')} is not a causal language model: it cannot continue a text",
+        hint="use a model such as Llama, Qwen or GPT-2; anytorch.ArrowEngine embeds texts with an encoder",
+    )
+
+
+@torch.no_grad()
+def sees_later_tokens(model: Any) -> bool:
+    """Whether what comes after a token changes its logits, as in an encoder."""
+    first = model(input_ids=torch.tensor([[0, 1], [0, 2]])).logits[:, 0]
+    return not torch.allclose(first[0], first[1])
 
 
 @contextmanager

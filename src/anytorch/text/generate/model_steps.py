@@ -26,7 +26,7 @@ from anytorch.text.decoders.room import room_for
 from anytorch.text.decoders.rows import Rows
 from anytorch.text.decoders.steps import LEAST_PLACES, PlacedSteps
 from anytorch.text.generate.cache import GrowingLayer, new_cache
-from anytorch.text.generate.forward import Forward
+from anytorch.text.generate.forward import CHANGING, Forward, rope_types
 from anytorch.text.generate.kept import States, fixed, kept_of
 from anytorch.text.generate.kernel import Needs, Opened
 from anytorch.text.persistent.ahead import AHEAD, Ahead
@@ -35,20 +35,6 @@ from anytorch.text.persistent.fused import SAME
 SAME_FLOAT32 = 1e-3  # of the logits' size; shorter floats: `SAME`
 TRIED = (3, 6)  # tokens of the two prompts that a model is tried out with
 TRIED_STEPS = 3  # the second is recorded, the third replayed
-
-
-CHANGING = frozenset({"longrope", "dynamic"})  # transformers chooses their angles by the largest position of a step
-
-
-def rope_types(config: Any) -> set[str]:
-    """The kinds of rotary angles that a config names, for all layers or for each kind of them."""
-    found = set()
-    for name in ("rope_parameters", "rope_scaling"):
-        told = getattr(config, name, None)
-        for one in (told, *(told.values() if isinstance(told, dict) else ())):
-            if isinstance(one, dict):
-                found.add(one.get("rope_type", one.get("type")))
-    return {one for one in found if isinstance(one, str)}
 
 
 class Stepped:
@@ -60,6 +46,7 @@ class Stepped:
         self.gathers = False  # the experts of a step: more to read, and the host need not know which they are
         words = model.get_input_embeddings().weight
         self.device: torch.device = words.device
+        self.dtype: torch.dtype = words.dtype  # of what is computed; logits may be wider (Mamba's are float32)
         text = self.config.get_text_config(decoder=True) if hasattr(self.config, "get_text_config") else self.config
         if "chunked_attention" in (getattr(text, "layer_types", None) or ()):
             raise ModelError("it attends within chunks of the text, which is not supported")
@@ -298,6 +285,6 @@ def tried_out(stepped: Stepped, kind: type[ModelSteps], most_positions: int | No
     for row, text in enumerate(texts):
         wanted = stepped.read(text, new_cache(stepped.config)).float()
         by = float((logits[row].float() - wanted).norm() / wanted.norm().clamp(min=1e-30))
-        if not by <= (SAME_FLOAT32 if logits.dtype == torch.float32 else SAME):
+        if not by <= (SAME_FLOAT32 if stepped.dtype == torch.float32 else SAME):
             raise ModelError(f"its step over fixed tensors gives other logits: they differ by {by:.2g} of their size")
     return steps.recorded

@@ -85,7 +85,8 @@ class Scheduler:
                 raise QueueFull(
                     f"queue full: {waiting} waiting; the limit is {self._most_waiting:,}", hint="try again later"
                 )
-            if self._worker is None:  # first, and kept once it runs: nobody waits for a thread that was refused
+            # First, and kept once it runs: nobody waits for a thread that was refused, or for one of the parent of a fork.
+            if self._worker is None or not self._worker.is_alive():
                 worker = threading.Thread(target=self._work, name="anytorch-generate", daemon=True)
                 start(worker)
                 self._worker = worker

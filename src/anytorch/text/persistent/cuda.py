@@ -276,7 +276,7 @@ class CudaKernel:
     def follow(self, token: int, tokens: int, ends: Collection[int] = ()) -> Generator[int, None, None]:
         """The most likely tokens after `token`, which follows what has been read. Raises InputError."""
         if not 0 <= token < self.decoder.spec.vocabulary:
-            raise InputError(f"{token} is not a token of {self.decoder.spec.vocabulary}")
+            raise InputError(f"token {token} is invalid: ids go from 0 to {self.decoder.spec.vocabulary - 1}")
         made = self.launched(0, token, self.length, tokens, ends)
         try:
             for one in made:

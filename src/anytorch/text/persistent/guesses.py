@@ -39,6 +39,11 @@ class Lookup:
                 f"spec_decode_config: {unknown[0]!r} is unknown; known are {', '.join(NAMES)}",
                 hint=did_you_mean(str(unknown[0]), NAMES),
             )
+        if not isinstance(given, Mapping) and not any(hasattr(given, name) for name in NAMES):
+            raise UsageError(
+                f"spec_decode_config is of type {type(given).__name__}",
+                hint=f'pass {{"method": {METHODS[0]!r}, "ngram_size": 3, "spec_length": 5}}, or leave it out',
+            )
         read = given.get if isinstance(given, Mapping) else lambda name, otherwise: getattr(given, name, otherwise)
         method = read("method", METHODS[0])
         if method not in METHODS:
@@ -87,8 +92,10 @@ def generate(
     made: list[int] = []
     counts = {"readings": 0, "guessed": 0, "right": 0}
     history = History(lookup, ids)
-    (token,) = most_likely(rows.read(0, ids)[None], [0])
     try:
+        if rows.stopping:
+            return made, counts
+        (token,) = most_likely(rows.read(0, ids)[None], [0])
         while tokens > len(made) and token not in ends:
             made.append(token)
             history.add([token])

@@ -175,6 +175,7 @@ class HostKernel(Rows):
         return found
 
     def _read(self, row: int, ids: Sequence[int], begin: int, every: bool) -> Tensor:
+        self._before = 0
         floats = self._packed is None and self.decoder.model.embed_tokens.weight.dtype == torch.float32
         if floats and not every and len(ids) > FEW:
             return super()._read(row, ids, begin, every)

@@ -240,6 +240,10 @@ class PersistentKernel(Layers):
         for name, given, least, most in (("step", places, 0, end - 1), ("prompt_lengths", known, 1, end)):
             if bad := [one for one in given if not least <= one <= most]:
                 raise InputError(f"{name} has {bad[0]}: use {least} to {most}, as tokens has {end} places a row")
+        for row, (place, count) in enumerate(zip(places, known, strict=True)):
+            asked = tokens[row, place : max(count, place + 1)].tolist()
+            if bad := [token for token in asked if not 0 <= token < self.words]:
+                raise InputError(f"row {row} of tokens has {bad[0]}: ids go from 0 to {self.words - 1}")
         going = [row for row, place in enumerate(places) if place + 1 < end]
         ends = token_set("eos_token_id", self.eos_token_id)
         trace = None if self._trace is None else StepTrace(self._trace)

@@ -40,6 +40,7 @@ class Layers:
         self.handles: dict[str, Handle] = {}
         self.work: list[Callable[[], None]] = []
         self.input: Handle | None = None  # token ids, which the kernel puts there
+        self.words = 0  # token ids that there are
         self.output: Handle | None = None  # token ids that were chosen
         self._groups: dict[str, int] = {}  # of outputs
         self._places: Tensor | None = None  # of the tokens of a step, [rows]
@@ -72,6 +73,10 @@ class Layers:
         first = next(iter(self.handles.values()), None)
         if first is None:
             raise UsageError("new_tensor: nothing is attached yet", hint="attach the token ids and weights first")
+        if not all(isinstance(size, int) and size > 0 for size in dims):
+            raise UsageError(
+                f"new_tensor: dims={dims!r} is invalid", hint="pass whole numbers from 1 on: (rows, width)"
+            )
         made = torch.zeros(tuple(dims), dtype=kind, device=first.tensor.device)
         if strides is not None:
             made = torch.empty_strided(tuple(dims), tuple(strides), dtype=kind, device=made.device).zero_()
@@ -98,7 +103,7 @@ class Layers:
     ) -> None:
         self._shapes("embed_layer", output, (input.tensor.numel(), weight.dims[1]), "tokens, width")
         if self.input is None:
-            self.input = input
+            self.input, self.words = input, weight.dims[0]
         self._add(lambda: output.tensor.copy_(weight.tensor[input.tensor.flatten()]))
 
     def rmsnorm_layer(
