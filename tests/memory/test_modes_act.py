@@ -8,6 +8,8 @@ import os
 import threading
 import warnings
 import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -431,3 +433,71 @@ def test_another_threads_first_call_waits_until_the_model_is_prepared(model: Mod
         with torch.no_grad():
             settled = model(x)
     assert len(found) == 4 and all(torch.equal(one, settled) for one in found)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("in_common", [lambda: nn.Linear(64, 64), lambda: nn.Sequential(nn.Linear(64, 64), nn.Tanh())])
+def test_layers_that_a_model_trains_are_not_packed_for_another(
+    in_common: Callable[[], nn.Module], training: bool
+) -> None:
+    """As an actor and a critic have them: one is trained, the other answers in between."""
+    trunk, x = in_common(), torch.ones(1, 64)
+    actor, critic = (nn.Sequential(trunk, nn.Linear(64, 64)).eval() for _ in range(2))
+    weights = [parameter for name, parameter in actor.named_parameters() if name.endswith("weight")]
+    with anytorch.mode("memory", device="cpu", **EXACT) as mode:
+        for _ in range(2):
+            actor.train(training)
+            for _ in range(2):  # the second one finds the model as the critic left it
+                actor.zero_grad()
+                actor(x).sum().backward()
+                assert all(weight.grad is not None and weight.grad.count_nonzero() for weight in weights)
+                with torch.no_grad():
+                    critic(x)
+        assert "another model" in mode.explain()
+
+
+def test_layers_packed_for_one_model_are_trained_in_another() -> None:
+    trunk, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh()), torch.ones(1, 64)
+    actor, critic = (nn.Sequential(trunk, nn.Linear(64, 64)).eval() for _ in range(2))
+    weight = trunk[0].weight
+    with anytorch.mode("memory", device="cpu", **EXACT):
+        with torch.no_grad():
+            critic(x), actor(x)
+        assert isinstance(trunk[0], QuantLinear)
+        actor(x).sum().backward()
+        assert weight.grad is not None and weight.grad.count_nonzero()
+
+
+class Slow(nn.Module):
+    """Waits between its layers, where gradients are wanted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.between, self.go_on = threading.Event(), threading.Event()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        if torch.is_grad_enabled():
+            self.between.set()
+            assert self.go_on.wait(60)
+        result: torch.Tensor = self.two(x)
+        return result
+
+
+def test_weights_are_not_packed_under_another_threads_call() -> None:
+    model, x = Slow().eval(), torch.ones(1, 64)
+    with anytorch.mode("memory", device="cpu", **EXACT), ThreadPoolExecutor(1) as other_thread:
+        try:
+            done = other_thread.submit(lambda: model(x).sum().backward())
+            assert model.between.wait(60)
+            with torch.no_grad():
+                model(x)
+                assert type(model.two) is nn.Linear
+        finally:
+            model.go_on.set()
+        done.result()
+        assert model.two.weight.grad is not None
+        with torch.no_grad():
+            model(x)
+            assert isinstance(model.two, QuantLinear)

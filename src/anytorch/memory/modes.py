@@ -148,27 +148,57 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
 
     def run(self, model: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call a model; the first time it is prepared, and again when training begins or ends."""
-        prepared = self._prepared_for(model)
-        dtype = prepared.autocast if prepared is not None else None
-        if dtype is None or torch.is_autocast_enabled(self.device.type):  # the program has an autocast of its own
-            return call(model, *args, **kwargs)
-        with torch.autocast(self.device.type, dtype=dtype):
-            result = call(model, *args, **kwargs)
-        return in_float32(result, dtype)
+        prepared = self._begin_call(model)
+        try:
+            dtype = prepared.autocast if prepared is not None else None
+            if dtype is None or torch.is_autocast_enabled(self.device.type):  # the program has an autocast of its own
+                return call(model, *args, **kwargs)
+            with torch.autocast(self.device.type, dtype=dtype):
+                result = call(model, *args, **kwargs)
+            return in_float32(result, dtype)
+        finally:
+            if prepared is not None:
+                prepared.count_call(-1)
 
-    def _prepared_for(self, model: nn.Module) -> Prepared | None:
+    def _begin_call(self, model: nn.Module) -> Prepared | None:
+        """What a call of this model runs with, counted as its user: no other thread packs or moves weights under it."""
         known: Prepared | None = self._known.get(id(model), _UNKNOWN)
-        if known is None or (known is not _UNKNOWN and known.is_ready_for(model)):
-            return known
+        if known is None:
+            return None
+        if known is not _UNKNOWN:
+            known.count_call(1)  # before the look whether it is ready, as `_alone` holds calls up before it counts them
+            if known.is_ready_for(model):
+                return known
+            known.count_call(-1)
         with self._lock:
             known = self._known.get(id(model), _UNKNOWN)
             prepared = self._first_run(model) if known is _UNKNOWN else known
             whole = prepared.model if prepared is not None else None
             if prepared is not None and whole is not None and not prepared.is_ready_for(model):
                 phase = prepared.phase_of(model)
-                with torch.inference_mode(False), torch.no_grad():
-                    self._prepare(whole, prepared, phase)
+                with self._alone(whole, prepared) as alone, torch.inference_mode(False), torch.no_grad():
+                    if alone or phase != "inference":
+                        self._prepare(whole, prepared, phase)
+            if prepared is not None:
+                prepared.count_call(1)
             return prepared
+
+    @contextmanager
+    def _alone(self, model: nn.Module, prepared: Prepared) -> Iterator[bool]:
+        """Hold up calls that begin; True if none that uses a layer of this model is under way in another thread.
+
+        Else weights may be given back, but not packed or moved: this call runs with the model as it is, and a later one
+        prepares it. To wait for another thread could be for ever.
+        """
+        modules = {id(module) for module in model.modules()}
+        related = [p for p in self._prepared if p is prepared or p.has_any_of(modules)]
+        for one in related:
+            one.held = True
+        try:
+            yield not any(one.calls for one in related)
+        finally:
+            for one in related:
+                one.held = False
 
     def _first_run(self, model: nn.Module) -> Prepared | None:
         if next(tensors_of(model), None) is None:
@@ -191,11 +221,14 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
             prepared.undo()
             prepared.leave_alone(why, phase)
         else:
-            self._take_over(model, prepared)
+            self._take_over(model, prepared, phase)
             prepared.prepare(phase)
 
-    def _take_over(self, model: nn.Module, prepared: Prepared) -> None:
-        """Parts of the model that were called by themselves before it are its parts from now on."""
+    def _take_over(self, model: nn.Module, prepared: Prepared, phase: Phase) -> None:
+        """Parts of the model that were called by themselves before it are its parts from now on.
+
+        Layers that it has in common with a model that goes on by itself are packed only where neither wants gradients.
+        """
         modules = {id(module) for module in model.modules()}
         for other in [p for p in self._prepared if p is not prepared]:
             part = other.model
@@ -206,9 +239,11 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
                 _drop(weakref.ref(self), other)
                 prepared.take_over(other)
                 self._known[id(part)] = prepared
-            elif part is not None and other.packed_layers_of(modules):
+            elif part is not None and other.packed_layers_of(modules, standing=phase != "inference"):
                 prepared.shared = other.shared = True
                 other.unpack()
+            elif part is not None and other.wants_gradients and other.has_any_of(modules):
+                prepared.shared = True
 
     def _why_left_alone(self, model: nn.Module) -> str:
         if type(model).__module__.partition(".")[0] == "anytorch":

@@ -98,8 +98,11 @@ class Originals:
         """A new original, as `load_state_dict` brings it."""
         self._kept[name].stored = self._spill.write({WEIGHT: weight.detach()})
 
-    def keeps_layers_of(self, modules: AbstractSet[int]) -> bool:
-        return any(id(kept.layer) in modules for kept in self._kept.values())
+    def keeps_layers_of(self, modules: AbstractSet[int], *, standing: bool = False) -> bool:
+        return any(
+            id(kept.layer) in modules or (standing and kept.packed is not None and id(kept.packed) in modules)
+            for kept in self._kept.values()
+        )
 
     def restore_what_is_held(self) -> None:
         """The model is gone: give layers and weights that somebody still refers to their values, and the disk space back."""
