@@ -118,7 +118,13 @@ def test_split() -> None:
     [
         (["inof"], "unknown command 'inof'", "anytorch info"),
         (["--jsno", "info"], "unrecognized arguments: --jsno", "anytorch --help"),
-        (["info", "--porbe"], "unrecognized arguments: --porbe", "anytorch info --help"),
+        (
+            ["info", "--porbe"],
+            "unrecognized arguments: --porbe",
+            "did you mean '--probe'? Otherwise run `anytorch info --help`",
+        ),
+        (["embed", "x", "--serch=y"], "unrecognized arguments: --serch=y", "did you mean '--search'?"),
+        (["info", "--xyzzy"], "unrecognized arguments: --xyzzy", "run `anytorch info --help`"),
         (["set"], "DEVICE", "anytorch set --help"),
         (["config", "shwo"], "shwo", "anytorch config --help"),
         (["set", "cdua"], "unknown device 'cdua'", "did you mean 'cuda'"),
