@@ -375,7 +375,8 @@ def table(result: dict[str, Any]) -> str:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in result["rows"]:
         times = [f"{row['us'][name] / by:.3g}" if name in row["us"] else "" for name in names]
-        floor = "?" if row["of_floor"] > FLOOR_NOISE else f"{row['floor_us'] / by:.3g}"  # the script refuses such a row by now
+        refused = row["of_floor"] > FLOOR_NOISE  # by the script, since some of the files were written
+        floor = "?" if refused else f"{row['floor_us'] / by:.3g}"
         cells = [row["name"], *times, floor, f"{row['over_eager']:.2f}"]
         cells += [f"{row['over_compile']:.2f}" if row["over_compile"] else ""]
         cells += [f"{row['error']['ours']:.1e}, {row['error']['eager']:.1e}", f"{row['search_s']:.0f}"]
