@@ -55,10 +55,10 @@ def model() -> Model:
 
 @pytest.fixture(autouse=True)
 def off_again(quick_packed_layers: None) -> Any:
-    before = nn.Module.__call__, nn.Module.to, nn.Module.train
+    before = nn.Module.__call__, nn.Module.to, nn.Module.train, nn.Module.requires_grad_
     yield
     vb.disable()
-    assert (nn.Module.__call__, nn.Module.to, nn.Module.train) == before
+    assert (nn.Module.__call__, nn.Module.to, nn.Module.train, nn.Module.requires_grad_) == before
 
 
 def nbytes(model: nn.Module) -> int:
@@ -501,3 +501,53 @@ def test_weights_are_not_packed_under_another_threads_call() -> None:
         with torch.no_grad():
             model(x)
             assert isinstance(model.two, QuantLinear)
+
+
+@torch.no_grad()
+def test_hooks_of_a_packed_layer_are_called_and_those_set_meanwhile_stay(model: Model) -> None:
+    layer, x, seen = model.blocks[0].up, torch.ones(1, 64), []
+    early = layer.register_forward_hook(lambda *_: seen.append("early"))
+    with anytorch.mode("memory", device="cpu", **EXACT):
+        model(x)
+        assert isinstance(model.blocks[0].up, QuantLinear) and seen == ["early"]
+        late = model.blocks[0].up.register_forward_pre_hook(lambda *_: seen.append("late"))
+        early.remove()
+        model(x)
+        assert seen == ["early", "late"]
+    model(x)
+    assert model.blocks[0].up is layer and seen == ["early", "late", "late"]
+    late.remove()
+    model(x)
+    assert len(seen) == 3
+
+
+@torch.no_grad()
+def test_a_layer_whose_forward_is_replaced_is_not_packed(model: Model) -> None:
+    """As accelerate's hooks do it."""
+    layer, seen = model.blocks[0].up, []
+    layer.forward = lambda x: seen.append(1) or nn.Linear.forward(layer, x)  # type: ignore[method-assign,func-returns-value]
+    with anytorch.mode("memory", device="cpu", **EXACT):
+        model(torch.ones(1, 64))
+        assert seen and model.blocks[0].up is layer and isinstance(model.blocks[1].up, QuantLinear)
+
+
+def test_a_model_that_is_unfrozen_while_it_is_packed_gets_gradients(model: Model) -> None:
+    x = torch.ones(1, 64)
+    model.requires_grad_(False)
+    with anytorch.mode("memory", device="cpu", **EXACT):
+        model(x)
+        assert isinstance(model.blocks[0].up, QuantLinear)
+        model.requires_grad_(True)
+        model(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, lambda model: torch.func.grad(lambda x: model(x).sum())])
+def test_transforms_of_torch_func_find_the_weights(model: Model, transform: Callable[..., Any]) -> None:
+    x = torch.randn(3, 64)
+    plain = transform(model)(x)
+    with anytorch.mode("memory", device="cpu", **EXACT):
+        with torch.no_grad():
+            model(x)
+        assert isinstance(model.blocks[0].up, QuantLinear)
+        torch.testing.assert_close(transform(model)(x), plain)

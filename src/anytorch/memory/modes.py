@@ -33,6 +33,7 @@ from anytorch.memory.fitted_model import HANDLE
 from anytorch.memory.mode_table import MODES, PRECISIONS, Mode
 from anytorch.memory.originals import tensors_of
 from anytorch.memory.prepared import Phase, Prepared, device_budget, in_words, same_place
+from anytorch.workers import start
 
 log = logs.logger(__name__)
 
@@ -283,11 +284,26 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
             return True
 
     def will_train(self, model: nn.Module) -> None:
-        """Give a model its weights back when it is put into train mode: an optimizer that is made then has to find them."""
+        """Give a model its weights back when it is put into train mode, frozen or unfrozen: who does so has to find them."""
         with self._lock:
-            for prepared in list(self._prepared):  # models may go meanwhile
-                if not prepared.asked and "weights" in prepared.did and prepared.shares_parts_with(model):
-                    prepared.unpack()
+            for prepared in self._packed_with(model):
+                prepared.unpack()
+
+    def will_transform(self, model: nn.Module) -> None:
+        """The same before a call within torch.func's transforms, which packed layers do not know.
+
+        In a thread of its own: the transform is one of the calling thread's, and would see what is done to the weights.
+        """
+        if self._packed_with(model):
+            thread = threading.Thread(target=self.will_train, args=(model,), name="anytorch-weights")
+            start(thread)
+            thread.join()
+
+    def _packed_with(self, model: nn.Module) -> list[Prepared]:
+        found = [
+            one for one in list(self._prepared) if not one.asked and "weights" in one.did
+        ]  # models may go meanwhile
+        return [one for one in found if one.shares_parts_with(model)]
 
     def _remember(self, model: nn.Module, prepared: Prepared | None) -> None:
         self._known[id(model)] = prepared
