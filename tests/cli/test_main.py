@@ -138,6 +138,7 @@ def test_split() -> None:
         (["benchmark", "--output", "/"], "that is a folder", ""),
         (["config", "save", "/no-such-folder/a.toml"], "there is no folder /no-such-folder", "mkdir"),
         (["config", "save", "/no-such-folder/a.json"], "there is no folder /no-such-folder", "mkdir"),
+        (["embed", "notes.txt", "--search", " "], "--search is empty", "give a question"),
         (["set", ""], "DEVICE is empty", "auto"),
         (["test", " "], "DEVICE is empty", "auto"),
         (["demo", "--backend", ""], "--backend is empty", "auto"),

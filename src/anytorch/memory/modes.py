@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.devices.choose import resolve
 from anytorch.devices.memory import memory
 from anytorch.devices.precision import autocast_dtype
@@ -33,6 +33,7 @@ from anytorch.memory.fitted_model import HANDLE
 from anytorch.memory.mode_table import MODES, PRECISIONS, Mode
 from anytorch.memory.originals import tensors_of
 from anytorch.memory.prepared import Phase, Prepared, device_budget, in_words, same_place
+from anytorch.quant.formats import parse
 from anytorch.workers import start
 
 log = logs.logger(__name__)
@@ -387,10 +388,18 @@ def mode(name: str, *, device: str | torch.device = "auto", **changes: Any) -> A
             f"mode {name!r} has no setting {', '.join(map(repr, unknown))}; settings: "
             f"{', '.join(field for field in Mode.__dataclass_fields__ if field != 'name')}"
         )
-    precision = changes.get("matmul_precision", "highest")
-    if precision not in PRECISIONS:
-        raise UsageError(f"matmul_precision={precision!r}: use one of {', '.join(PRECISIONS)}")
-    return ActiveMode(replace(MODES[name], **changes), device)
+    wanted = replace(MODES[name], **changes)
+    if wanted.matmul_precision not in PRECISIONS:
+        raise UsageError(f"matmul_precision={wanted.matmul_precision!r}: use one of {', '.join(PRECISIONS)}")
+    limits.SHARE.check("device_share", wanted.device_share)
+    if wanted.weights is not None:
+        if not isinstance(wanted.weights, str):
+            raise UsageError(f"weights={wanted.weights!r}: use a format's name, such as 'int4', or None")
+        parse(wanted.weights)
+    for switch in ("mixed_precision", "fused_attention", "checkpointing"):
+        if not isinstance(getattr(wanted, switch), bool):
+            raise UsageError(f"{switch}={getattr(wanted, switch)!r}: use True or False")
+    return ActiveMode(wanted, device)
 
 
 def active() -> ActiveMode | None:
