@@ -71,7 +71,7 @@ class _Cast:
         if kept is None or stamp != kept.stamp:
             self.forget()
             del kept  # and its memory, before there is another
-            if weight.is_shared() and weight.device.type == "cpu":  # since `hold`: another process may write to it
+            if weight.device.type == "cpu" and weight.is_shared():  # since `hold`: another process may write to it
                 return None
             with torch.inference_mode(False), torch.no_grad():  # for calls with gradients of the input, too
                 kept = _Kept(weight.detach().to(self.dtype), stamp, storage)
