@@ -158,6 +158,22 @@ def test_a_weight_that_takes_the_place_of_a_freed_one_is_rounded() -> None:
         assert torch.equal(layer(x), torch.full((1, 512), 512.0 * value))
 
 
+@pytest.mark.parametrize("cleared", [True, False])
+def test_a_fused_optimizer_which_torch_does_not_count_is_seen(net: Net, cleared: bool) -> None:
+    """The gradients come from elsewhere, as from a compiled step: no call with gradients is seen."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)
+    with torch.no_grad():
+        before = net(IDS)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    if cleared:
+        optimizer.zero_grad()
+    with torch.no_grad():
+        after = net(IDS)
+        assert not torch.equal(before, after) and torch.equal(after, expected(net, lambda it: it(IDS)))
+
+
 @torch.no_grad()
 def test_one_whose_data_was_given_out_may_change_at_any_time(net: Net) -> None:
     net(IDS)

@@ -7,7 +7,9 @@ transformers' GPT-2 has in its place, looks here first.
 A weight that was changed is rounded again, as far as torch can know: it counts changes in place, and reading or setting
 `.data`, behind which they are not counted, is seen by the property that stands in its place meanwhile. Once read, or where
 others have a view of its memory (an alias, a NumPy array, another process), a weight may be changed at any time, so it is
-not kept. Unseen is what is made, written through and dropped between two calls: `w.detach().numpy()[:] = 0`.
+not kept. torch's fused optimizers do not count their changes: a weight is rounded again after every step of an optimizer,
+and while it has a gradient. Unseen is what is made, written through and dropped between two calls:
+`w.detach().numpy()[:] = 0`.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # torch's own name for it: see `_Layer.watch`
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (input, weight, bias)
 _plain_data: Any = torch.Tensor.data
 # By the layer and not by the weight: torch refuses to swap tensors that anybody refers to weakly.
 _casts: weakref.WeakKeyDictionary[nn.Module, _Cast] = weakref.WeakKeyDictionary()
 _layer_of: dict[int, weakref.ref[nn.Module]] = {}  # by the id of its weight
+_hooks: list[RemovableHandle] = []
 
 
 class _Kept(NamedTuple):
@@ -56,6 +61,9 @@ class _Cast:
         """The rounded weight; None where autocast itself has to round it, for its gradient or in another dtype."""
         kind = weight.device.type
         if self.given_out or id(weight) != self.weight_id or weight.dtype is not torch.float32:
+            self.forget()
+            return None
+        if weight.grad is not None:
             self.forget()
             return None
         if weight.requires_grad and torch.is_grad_enabled():
@@ -160,8 +168,19 @@ def _set_data(self: Tensor, value: Tensor) -> None:
         cast.forget()  # the new one may lie where the old one lay
 
 
+def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if torch.compiler.is_compiling():
+        return  # compiled code counts what it changes
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            if (cast := _cast_of(weight)) is not None:
+                cast.forget()
+
+
 def watch() -> None:
     """Put our functions in place of others; `unwatch` takes them away."""
+    if not _hooks:
+        _hooks.append(register_optimizer_step_post_hook(_stepped))
     transformers = sys.modules.get("transformers.pytorch_utils")
     if transformers is not None and not any(layer.kind is transformers.Conv1D for layer in _layers):
         _layers.append(_Layer(transformers.Conv1D, _transposed))
@@ -171,6 +190,8 @@ def watch() -> None:
 
 
 def unwatch() -> None:
+    while _hooks:
+        _hooks.pop().remove()
     _casts.clear()
     _layer_of.clear()
     for layer in _layers:
