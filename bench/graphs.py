@@ -17,8 +17,8 @@ contenders are recorded by us), the ratio being to the faster of the two; on the
 The floor is the larger of bytes (inputs read once, outputs written once) by a rate, and operations by another. On a GPU
 these are the rates of a large copy or sum and of a large matrix product, measured once. On the CPU they are measured before
 and after every row (`cpu_limits.py`): how fast our threads read so many bytes again and again, from a cache where they fit,
-and add products in registers. A row whose answer is wrong, or whose time is under its floor, is refused, and the script
-fails.
+and add products in registers. A row whose answer is wrong, or whose time is more than 3 % under its floor, is refused, and
+the script fails.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from anytorch.graph.clock import Clock
 from anytorch.graph.verify import errors
 
 ROUNDS = 9
+FLOOR_NOISE = 1.03  # a floor is measured, too: on a GPU rows reach 99 % of it
 SAMPLE_S = 1e-3  # a sample of a contender is as many calls as take so long, three at least
 DTYPES = {"cpu": torch.float32, "webgpu": torch.float16}  # elsewhere bfloat16
 Tensors = list[torch.Tensor]
@@ -313,7 +314,7 @@ def measure(
     median = {name: statistics.median(found) for name, found in seconds.items()}
     most = [max(pair) for pair in zip(before, rates_for(nbytes, device, rates), strict=True)]
     floor = max(nbytes / most[0], case.flops / most[1])
-    if floor > median["ours"]:
+    if floor > FLOOR_NOISE * median["ours"]:
         said = f"a result in {median['ours'] * 1e6:.3g} µs is under its floor of {floor * 1e6:.3g} µs"
         raise Wrong(f"{said}: something else used the machine when the floor was measured; run it again")
     peers = {name: s for name, s in median.items() if name not in ("ours", "frozen")}
@@ -374,7 +375,8 @@ def table(result: dict[str, Any]) -> str:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in result["rows"]:
         times = [f"{row['us'][name] / by:.3g}" if name in row["us"] else "" for name in names]
-        floor = "?" if row["of_floor"] > 1 else f"{row['floor_us'] / by:.3g}"  # the script refuses such a row by now
+        refused = row["of_floor"] > FLOOR_NOISE  # by the script, since some of the files were written
+        floor = "?" if refused else f"{row['floor_us'] / by:.3g}"
         cells = [row["name"], *times, floor, f"{row['over_eager']:.2f}"]
         cells += [f"{row['over_compile']:.2f}" if row["over_compile"] else ""]
         cells += [f"{row['error']['ours']:.1e}, {row['error']['eager']:.1e}", f"{row['search_s']:.0f}"]

@@ -69,6 +69,22 @@ def test_two_processes_on_a_device_without_collectives(tmp_path: Path, npu_exten
     assert two == pytest.approx(one, abs=1e-5) and apart == 0.0 and (device, size) == ("npu:0", 2)
 
 
+def test_a_mean_of_whole_numbers_is_a_float_by_any_number_of_processes() -> None:
+    import torch
+
+    from anytorch.train import World
+
+    class Same(World):
+        """Whose other processes have the same number."""
+
+        def total(self, value: torch.Tensor) -> torch.Tensor:
+            return value * self.size
+
+    for size in (1, 2):
+        mean = Same(torch.device("cpu"), 0, size).mean(torch.tensor(3))
+        assert mean.dtype is torch.float32 and mean == 3
+
+
 def test_a_batch_that_cannot_be_shared_is_refused() -> None:
     import torch
 

@@ -50,8 +50,8 @@ class World:
         return self.rank == 0
 
     def mean(self, value: Tensor) -> Tensor:
-        """The average of a tensor over all processes, without a gradient."""
-        return self.total(value).div_(self.size) if self.size > 1 else value.detach().clone()
+        """The average of a tensor over all processes, without a gradient. Of whole numbers it is a float32."""
+        return self.total(value) / self.size
 
     def total(self, value: Tensor) -> Tensor:
         """The sum of a tensor over all processes, without a gradient."""

@@ -492,6 +492,14 @@ def test_benchmark_takes_the_documented_sizes(cli: Callable[..., Any]) -> None:
     assert "checked before the clock" in answer.out
 
 
+def test_a_single_run_has_no_spread_and_skipped_rows_say_why(cli: Callable[..., Any]) -> None:
+    answer = cli(*("benchmark", "--backend", "cpu", "--iterations", "1", "--workloads", "bandwidth", "copies"))
+    assert answer.status == 0, answer.err
+    rows = re.findall(r"^bandwidth .*", answer.out, re.M)
+    assert rows and all("one run" in row for row in rows) and "±0%" not in answer.out
+    assert "cpu: 4 rows skipped: this device shares the host's memory" in answer.err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

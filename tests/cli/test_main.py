@@ -118,7 +118,13 @@ def test_split() -> None:
     [
         (["inof"], "unknown command 'inof'", "anytorch info"),
         (["--jsno", "info"], "unrecognized arguments: --jsno", "anytorch --help"),
-        (["info", "--porbe"], "unrecognized arguments: --porbe", "anytorch info --help"),
+        (
+            ["info", "--porbe"],
+            "unrecognized arguments: --porbe",
+            "did you mean '--probe'? Otherwise run `anytorch info --help`",
+        ),
+        (["embed", "x", "--serch=y"], "unrecognized arguments: --serch=y", "did you mean '--search'?"),
+        (["info", "--xyzzy"], "unrecognized arguments: --xyzzy", "run `anytorch info --help`"),
         (["set"], "DEVICE", "anytorch set --help"),
         (["config", "shwo"], "shwo", "anytorch config --help"),
         (["set", "cdua"], "unknown device 'cdua'", "did you mean 'cuda'"),
@@ -132,6 +138,7 @@ def test_split() -> None:
         (["benchmark", "--output", "/"], "that is a folder", ""),
         (["config", "save", "/no-such-folder/a.toml"], "there is no folder /no-such-folder", "mkdir"),
         (["config", "save", "/no-such-folder/a.json"], "there is no folder /no-such-folder", "mkdir"),
+        (["embed", "notes.txt", "--search", " "], "--search is empty", "give a question"),
         (["set", ""], "DEVICE is empty", "auto"),
         (["test", " "], "DEVICE is empty", "auto"),
         (["demo", "--backend", ""], "--backend is empty", "auto"),

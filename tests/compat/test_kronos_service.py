@@ -174,6 +174,55 @@ def test_options_that_cannot_work_say_so(arguments: list[str], environment: dict
     assert done.returncode != 0 and why in done.stderr
 
 
+REFUSALS = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from services.kronos_fastapi.page import page_routes, window
+
+import anytorch
+from anytorch.serve.options import ServeOptions
+
+folder = Path(sys.argv[1])
+anytorch.sample_candles(40, freq="1h").to_csv(folder / "plain.csv", index=False)
+app = FastAPI()
+app.include_router(page_routes(folder))
+app.state.service = SimpleNamespace(options=ServeOptions())
+client = TestClient(app)
+fine = {"file_path": "plain.csv", "lookback": 20, "pred_len": 4}
+for path, body, status, why in [
+    ("load-data", {"file_path": "plain.csv", "rows": 3}, 422, "unknown field 'rows'; use file_path"),
+    ("load-model", {"model_key": "tiny", "devise": "cpu"}, 422, "unknown field 'devise'"),
+    ("load-model", {"model_key": "tiny", "device": 3}, 400, "device is '3', not a name"),
+    ("predict", {**fine, "sample_cuont": 4}, 422, "unknown field 'sample_cuont'"),
+    ("predict", {**fine, "pred_len": 2.5}, 400, "use a whole number"),
+    ("predict", {**fine, "pred_len": 1200000}, 400, "pred_len is 1,200,000; use a number from 1 to"),
+    ("predict", {**fine, "start_date": ["2024"]}, 400, "is not a time"),
+    ("predict", {**fine, "start_date": "soon"}, 400, "is not a time"),
+]:
+    answer = client.post(f"/api/{path}", json=body)
+    assert answer.status_code == status and why in answer.json()["error"], (body, answer.status_code, answer.text)
+frame = anytorch.sample_candles(40, freq="1h")
+for zone in (None, "Europe/Berlin"):
+    frame["timestamps"] = frame["timestamps"].dt.tz_localize(zone)
+    begin = frame["timestamps"].iloc[5]
+    for text in (begin.isoformat()[:16], begin.tz_localize("UTC").isoformat() if zone is None else begin.isoformat()):
+        rows, _ = window(SimpleNamespace(frame=frame), text, 8, 4)
+        assert rows["timestamps"].iloc[0] == begin and len(rows) == 12, (zone, text)
+"""
+
+
+def test_what_the_page_would_ignore_is_refused_and_a_start_may_have_a_zone(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSALS, str(tmp_path)],
+        cwd=FOLDER, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_names_are_anytorch_s_own() -> None:
     code = (
         "from services.kronos_fastapi import predictor, routes, schemas\n"

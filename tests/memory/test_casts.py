@@ -148,6 +148,33 @@ def test_a_weight_that_was_changed_is_rounded_again(net: Net, change: Callable[[
 
 
 @torch.no_grad()
+def test_a_weight_that_takes_the_place_of_a_freed_one_is_rounded() -> None:
+    """The new object, and its memory, may have the very addresses of the old ones."""
+    layer = nn.Linear(512, 512, bias=False).eval()
+    x = torch.ones(1, 512)
+    for value in range(100):
+        del layer.weight
+        layer.weight = nn.Parameter(torch.full((512, 512), float(value)))
+        assert torch.equal(layer(x), torch.full((1, 512), 512.0 * value))
+
+
+@pytest.mark.parametrize("cleared", [True, False])
+def test_a_fused_optimizer_which_torch_does_not_count_is_seen(net: Net, cleared: bool) -> None:
+    """The gradients come from elsewhere, as from a compiled step: no call with gradients is seen."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)
+    with torch.no_grad():
+        before = net(IDS)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    if cleared:
+        optimizer.zero_grad()
+    with torch.no_grad():
+        after = net(IDS)
+        assert not torch.equal(before, after) and torch.equal(after, expected(net, lambda it: it(IDS)))
+
+
+@torch.no_grad()
 def test_one_whose_data_was_given_out_may_change_at_any_time(net: Net) -> None:
     net(IDS)
     alias = net.up.weight.data
@@ -170,9 +197,12 @@ def test_one_that_others_have_a_view_of_may_change_at_any_time(net: Net, view: C
 
 @torch.no_grad()
 def test_memory_that_processes_share_is_not_kept(net: Net) -> None:
-    net.share_memory()
     net(IDS)
-    assert casts.held_nbytes(net) == 0
+    assert casts.held_nbytes(net) > 0
+    net.share_memory()
+    for _ in range(2):
+        net(IDS)
+        assert casts.held_nbytes(net) == 0
 
 
 @torch.no_grad()
@@ -240,6 +270,18 @@ def test_a_model_compiled_meanwhile_reads_its_weights_itself(net: Net) -> None:
     assert torch.equal(first, expected(net, lambda it: it(IDS)))
     net.up.weight.mul_(3)
     assert torch.equal(compiled(IDS), expected(net, lambda it: it(IDS))) and not torch.equal(compiled(IDS), first)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script. is deprecated:DeprecationWarning")
+def test_layers_are_scripted_as_without_a_mode() -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    for layer in (nn.Linear(4, 3), Conv1D(3, 4)):
+        casts.watch()  # transformers may be loaded only now
+        scripted = torch.jit.script(nn.Sequential(layer, nn.ReLU()))
+        x = torch.randn(2, 4)
+        weight = layer.weight.T if isinstance(layer, nn.Linear) else layer.weight
+        torch.testing.assert_close(scripted(x), torch.addmm(layer.bias, x, weight).relu())
 
 
 @torch.no_grad()

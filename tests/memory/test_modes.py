@@ -72,6 +72,15 @@ def test_a_name_nobody_knows() -> None:
         anytorch.mode("memory", wieghts="int4")
     with pytest.raises(UsageError, match="matmul_precision='low': use one of highest, high, medium"):
         anytorch.mode("memory", matmul_precision="low")
+    for changes, said in (
+        ({"weights": "int5"}, "unknown quantization 'int5'"),
+        ({"weights": 4}, "weights=4: use a format's name"),
+        ({"device_share": 5}, "device_share=5 is invalid"),
+        ({"device_share": 0}, "device_share=0 is invalid"),
+        ({"checkpointing": "no"}, "checkpointing='no': use True or False"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            anytorch.mode("memory", **changes)
 
 
 def test_the_process_is_put_back() -> None:

@@ -8,6 +8,8 @@ import os
 import threading
 import warnings
 import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +55,10 @@ def model() -> Model:
 
 @pytest.fixture(autouse=True)
 def off_again(quick_packed_layers: None) -> Any:
-    before = nn.Module.__call__, nn.Module.to, nn.Module.train
+    before = nn.Module.__call__, nn.Module.to, nn.Module.train, nn.Module.requires_grad_
     yield
     vb.disable()
-    assert (nn.Module.__call__, nn.Module.to, nn.Module.train) == before
+    assert (nn.Module.__call__, nn.Module.to, nn.Module.train, nn.Module.requires_grad_) == before
 
 
 def nbytes(model: nn.Module) -> int:
@@ -431,3 +433,121 @@ def test_another_threads_first_call_waits_until_the_model_is_prepared(model: Mod
         with torch.no_grad():
             settled = model(x)
     assert len(found) == 4 and all(torch.equal(one, settled) for one in found)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("in_common", [lambda: nn.Linear(64, 64), lambda: nn.Sequential(nn.Linear(64, 64), nn.Tanh())])
+def test_layers_that_a_model_trains_are_not_packed_for_another(
+    in_common: Callable[[], nn.Module], training: bool
+) -> None:
+    """As an actor and a critic have them: one is trained, the other answers in between."""
+    trunk, x = in_common(), torch.ones(1, 64)
+    actor, critic = (nn.Sequential(trunk, nn.Linear(64, 64)).eval() for _ in range(2))
+    weights = [parameter for name, parameter in actor.named_parameters() if name.endswith("weight")]
+    with anytorch.mode("memory", device="cpu", **EXACT) as mode:
+        for _ in range(2):
+            actor.train(training)
+            for _ in range(2):  # the second one finds the model as the critic left it
+                actor.zero_grad()
+                actor(x).sum().backward()
+                assert all(weight.grad is not None and weight.grad.count_nonzero() for weight in weights)
+                with torch.no_grad():
+                    critic(x)
+        assert "another model" in mode.explain()
+
+
+def test_layers_packed_for_one_model_are_trained_in_another() -> None:
+    trunk, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh()), torch.ones(1, 64)
+    actor, critic = (nn.Sequential(trunk, nn.Linear(64, 64)).eval() for _ in range(2))
+    weight = trunk[0].weight
+    with anytorch.mode("memory", device="cpu", **EXACT):
+        with torch.no_grad():
+            critic(x), actor(x)
+        assert isinstance(trunk[0], QuantLinear)
+        actor(x).sum().backward()
+        assert weight.grad is not None and weight.grad.count_nonzero()
+
+
+class Slow(nn.Module):
+    """Waits between its layers, where gradients are wanted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.between, self.go_on = threading.Event(), threading.Event()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        if torch.is_grad_enabled():
+            self.between.set()
+            assert self.go_on.wait(60)
+        result: torch.Tensor = self.two(x)
+        return result
+
+
+def test_weights_are_not_packed_under_another_threads_call() -> None:
+    model, x = Slow().eval(), torch.ones(1, 64)
+    with anytorch.mode("memory", device="cpu", **EXACT), ThreadPoolExecutor(1) as other_thread:
+        try:
+            done = other_thread.submit(lambda: model(x).sum().backward())
+            assert model.between.wait(60)
+            with torch.no_grad():
+                model(x)
+                assert type(model.two) is nn.Linear
+        finally:
+            model.go_on.set()
+        done.result()
+        assert model.two.weight.grad is not None
+        with torch.no_grad():
+            model(x)
+            assert isinstance(model.two, QuantLinear)
+
+
+@torch.no_grad()
+def test_hooks_of_a_packed_layer_are_called_and_those_set_meanwhile_stay(model: Model) -> None:
+    layer, x, seen = model.blocks[0].up, torch.ones(1, 64), []
+    early = layer.register_forward_hook(lambda *_: seen.append("early"))
+    with anytorch.mode("memory", device="cpu", **EXACT):
+        model(x)
+        assert isinstance(model.blocks[0].up, QuantLinear) and seen == ["early"]
+        late = model.blocks[0].up.register_forward_pre_hook(lambda *_: seen.append("late"))
+        early.remove()
+        model(x)
+        assert seen == ["early", "late"]
+    model(x)
+    assert model.blocks[0].up is layer and seen == ["early", "late", "late"]
+    late.remove()
+    model(x)
+    assert len(seen) == 3
+
+
+@torch.no_grad()
+def test_a_layer_whose_forward_is_replaced_is_not_packed(model: Model) -> None:
+    """As accelerate's hooks do it."""
+    layer, seen = model.blocks[0].up, []
+    layer.forward = lambda x: seen.append(1) or nn.Linear.forward(layer, x)  # type: ignore[method-assign,func-returns-value]
+    with anytorch.mode("memory", device="cpu", **EXACT):
+        model(torch.ones(1, 64))
+        assert seen and model.blocks[0].up is layer and isinstance(model.blocks[1].up, QuantLinear)
+
+
+def test_a_model_that_is_unfrozen_while_it_is_packed_gets_gradients(model: Model) -> None:
+    x = torch.ones(1, 64)
+    model.requires_grad_(False)
+    with anytorch.mode("memory", device="cpu", **EXACT):
+        model(x)
+        assert isinstance(model.blocks[0].up, QuantLinear)
+        model.requires_grad_(True)
+        model(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, lambda model: torch.func.grad(lambda x: model(x).sum())])
+def test_transforms_of_torch_func_find_the_weights(model: Model, transform: Callable[..., Any]) -> None:
+    x = torch.randn(3, 64)
+    plain = transform(model)(x)
+    with anytorch.mode("memory", device="cpu", **EXACT):
+        with torch.no_grad():
+            model(x)
+        assert isinstance(model.blocks[0].up, QuantLinear)
+        torch.testing.assert_close(transform(model)(x), plain)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.utils import prune as torch_prune
 
 from anytorch.errors import InputError, ModelError, OutputError, UsageError
 from anytorch.quant import (
@@ -90,6 +91,14 @@ def test_dequantize_gives_linear_layers_with_the_rounded_weights() -> None:
         assert dequantize(model) == 4
         assert not any(isinstance(module, QuantLinear) for module in model.modules())
         assert torch.allclose(model(IDS), packed, atol=2e-3)
+
+
+def test_a_layer_whose_weight_is_computed_is_left_as_it_is() -> None:
+    model = Small().eval()
+    torch_prune.l1_unstructured(model.get_submodule("blocks.0.0"), "weight", 0.3)
+    report = quantize(model, "int8")
+    assert "computed" in report.skipped["blocks.0.0"] and "blocks.0.2" in report.quantized
+    assert model(IDS).isfinite().all()
 
 
 def test_quantizing_twice_leaves_packed_layers_alone() -> None:

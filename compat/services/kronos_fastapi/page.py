@@ -31,6 +31,7 @@ from anytorch.serve.problems import Problem
 from anytorch.serve.state import State, allowed_s
 
 LOOKBACK, PRED_LEN = 400, 120
+PREDICT = ("file_path", "lookback", "pred_len", "temperature", "top_p", "sample_count", "start_date")
 KINDS = (".csv", ".feather", ".parquet")
 COLUMNS = ("open", "high", "low", "close", "volume", "amount")
 PARAMETERS = {"kronos-mini": "4.1M", "kronos-small": "24.7M", "kronos-base": "102.3M"}
@@ -76,20 +77,28 @@ def as_the_page_expects(end_point: Callable[..., Awaitable[Any]]) -> Callable[..
         except PageError as exc:
             return JSONResponse({"error": str(exc)}, exc.status)
         except Problem as exc:
-            return JSONResponse({"error": f"{exc.detail} {exc.hint}".strip()}, exc.status)
+            return JSONResponse({"error": sentences(exc.detail, exc.hint)}, exc.status)
         except AnytorchError as exc:
-            return JSONResponse({"error": f"{exc.message} {exc.hint}".strip()}, 400)
+            return JSONResponse({"error": sentences(exc.message, exc.hint)}, 400)
 
     return run
 
 
-async def body_of(request: Request) -> dict[str, Any]:
+def sentences(message: str, hint: str) -> str:
+    return f"{message.rstrip('.')}. {hint[:1].upper()}{hint[1:]}" if hint else message
+
+
+async def body_of(request: Request, *fields: str) -> dict[str, Any]:
+    """The body, a JSON object of these fields. What is misspelt is refused: it would be ignored otherwise."""
     try:
         body = await request.json()
     except ValueError as exc:
         raise PageError(400, f"the body is not JSON: {exc}") from exc
     if not isinstance(body, dict):
         raise PageError(400, "the body must be a JSON object")
+    unknown = [name[:100] for name in body if name not in fields]
+    if unknown:
+        raise PageError(422, f"unknown field {unknown[0]!r}; use {', '.join(fields)}")
     return body
 
 
@@ -97,10 +106,17 @@ def number(body: dict[str, Any], name: str, default: float, least: float, most: 
     try:
         value = float(body.get(name, default))
     except (TypeError, ValueError) as exc:
-        raise PageError(400, f"{name} is {body[name]!r}, not a number") from exc
+        raise PageError(400, f"{name} is {str(body[name])[:100]!r}, not a number") from exc
     if not (math.isfinite(value) and least <= value <= most):
-        raise PageError(400, f"{name} is {value:g}; use a number from {least:g} to {most:g}")
+        raise PageError(400, f"{name} is {value:,.12g}; use a number from {least:,g} to {most:,g}")
     return value
+
+
+def whole_number(body: dict[str, Any], name: str, default: int, least: int, most: int) -> int:
+    value = number(body, name, default, least, most)
+    if not value.is_integer():
+        raise PageError(400, f"{name} is {value:g}; use a whole number")
+    return int(value)
 
 
 class DataFolder:
@@ -147,7 +163,7 @@ def page_routes(data_folder: Path | None) -> APIRouter:
         return await asyncio.to_thread(data.files)
 
     async def load_data(request: Request) -> Any:
-        series = await asyncio.to_thread(data.read, (await body_of(request)).get("file_path"))
+        series = await asyncio.to_thread(data.read, (await body_of(request, "file_path")).get("file_path"))
         return {
             "success": True,
             "data_info": about(series),
@@ -155,7 +171,7 @@ def page_routes(data_folder: Path | None) -> APIRouter:
         }
 
     async def predict(request: Request) -> Any:
-        return await predicted(request, await body_of(request), data)
+        return await predicted(request, await body_of(request, *PREDICT), data)
 
     get("/api/data-files", data_files)
     get("/api/available-models", available_models)
@@ -186,17 +202,17 @@ async def model_status(request: Request) -> Any:
 
 async def load_model(request: Request) -> Any:
     service: State = request.app.state.service
-    body = await body_of(request)
+    body = await body_of(request, "model_key", "model", "device")
     key = body.get("model_key") or body.get("model") or "kronos-small"
     if not isinstance(key, str):
-        raise PageError(400, f"model_key is {key!r}, not a name")
+        raise PageError(400, f"model_key is {str(key)[:100]!r}, not a name")
+    device = body.get("device")
+    if device is not None and not isinstance(device, str):
+        raise PageError(400, f"device is {str(device)[:100]!r}, not a name")
     names = [one.id for one in (await service.pools.questions.run(service.models.loadable)).values()]
     # The page's key and the folder's name differ in their case: kronos-small, Kronos-small.
     name = next((one for one in names if one.rpartition("/")[2].lower() == key.rpartition("/")[2].lower()), key)
-    device = body.get("device")
-    slot = await service.models.load(
-        name, "forecast", device if isinstance(device, str) else None, None, service.tell_others
-    )
+    slot = await service.models.load(name, "forecast", device, None, service.tell_others)
     info = slot.info(default=True)
     about_model = known_models().get(key.lower(), {"name": info.id, "params": str(info.parameters)})
     return {
@@ -239,9 +255,9 @@ def in_words(seconds: float) -> str:
 async def predicted(request: Request, body: dict[str, Any], data: DataFolder) -> Any:
     service: State = request.app.state.service
     options = service.options
-    lookback = int(number(body, "lookback", LOOKBACK, 2, options.max_forecast_rows))
-    horizon = int(number(body, "pred_len", PRED_LEN, 1, options.max_forecast_steps))
-    samples = int(number(body, "sample_count", 1, 1, options.max_forecast_samples))
+    lookback = whole_number(body, "lookback", LOOKBACK, 2, options.max_forecast_rows)
+    horizon = whole_number(body, "pred_len", PRED_LEN, 1, options.max_forecast_steps)
+    samples = whole_number(body, "sample_count", 1, 1, options.max_forecast_samples)
     terms = Terms(
         horizon, samples, (), number(body, "temperature", 1.0, 0.01, 10.0), number(body, "top_p", 0.9, 0.01, 1.0)
     )
@@ -277,9 +293,16 @@ def window(series: CandleSeries, start: Any, lookback: int, horizon: int) -> tup
     frame = series.frame
     if start:
         try:
-            begin = pd.to_datetime(start)
-        except (ValueError, TypeError) as exc:
+            begin = pd.Timestamp(start if isinstance(start, str) else "")
+        except ValueError as exc:
             raise PageError(400, f"start_date {str(start)[:100]!r} is not a time") from exc
+        if begin is pd.NaT:
+            raise PageError(400, f"start_date {str(start)[:100]!r} is not a time")
+        zone = frame["timestamps"].dt.tz
+        if begin.tzinfo is None and zone is not None:
+            begin = begin.tz_localize(zone)
+        elif begin.tzinfo is not None and zone is None:
+            begin = begin.tz_convert("UTC").tz_localize(None)
         frame = frame[frame["timestamps"] >= begin]
         if len(frame) < lookback + horizon:
             raise PageError(

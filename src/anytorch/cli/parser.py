@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
 
 from anytorch._version import __version__
 from anytorch.cli.output import Output, answer
-from anytorch.errors import UsageError
+from anytorch.errors import UsageError, did_you_mean
 from anytorch.limits import Limit
 
 if TYPE_CHECKING:
@@ -194,6 +194,19 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}", hint=f"run `{self.prog} --help`")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's; the nearest option there is to one that is misspelt is told."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if not unknown:
+            return found
+        options = [option for action in self._actions for option in action.option_strings]
+        words = (word.partition("=")[0] for word in unknown if word.startswith("--"))
+        near = next(filter(None, (did_you_mean(word, options) for word in words)), "")
+        raise UsageError(
+            f"{self.prog}: unrecognized arguments: {' '.join(unknown)}",
+            hint=f"{near} Otherwise run `{self.prog} --help`" if near else f"run `{self.prog} --help`",
+        )
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         """As argparse's; a number beyond its limit is told as every other invalid argument here."""

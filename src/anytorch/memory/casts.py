@@ -7,7 +7,9 @@ transformers' GPT-2 has in its place, looks here first.
 A weight that was changed is rounded again, as far as torch can know: it counts changes in place, and reading or setting
 `.data`, behind which they are not counted, is seen by the property that stands in its place meanwhile. Once read, or where
 others have a view of its memory (an alias, a NumPy array, another process), a weight may be changed at any time, so it is
-not kept. Unseen is what is made, written through and dropped between two calls: `w.detach().numpy()[:] = 0`.
+not kept. torch's fused optimizers do not count their changes: a weight is rounded again after every step of an optimizer,
+and while it has a gradient. Unseen is what is made, written through and dropped between two calls:
+`w.detach().numpy()[:] = 0`.
 """
 
 from __future__ import annotations
@@ -16,17 +18,28 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F  # torch's own name for it: see `_Layer.watch`
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (input, weight, bias)
 _plain_data: Any = torch.Tensor.data
 # By the layer and not by the weight: torch refuses to swap tensors that anybody refers to weakly.
 _casts: weakref.WeakKeyDictionary[nn.Module, _Cast] = weakref.WeakKeyDictionary()
 _layer_of: dict[int, weakref.ref[nn.Module]] = {}  # by the id of its weight
+_hooks: list[RemovableHandle] = []
+
+
+class _Kept(NamedTuple):
+    """A rounded weight and when it holds. Set at once, as several threads may call the layer."""
+
+    value: Tensor
+    stamp: tuple[Any, ...]
+    storage: torch.UntypedStorage  # of the weight: as long as it is here, no other weight can lie at the same address
 
 
 class _Cast:
@@ -34,48 +47,57 @@ class _Cast:
         self.dtype = dtype
         self.weight_id = id(weight)
         self.given_out = False  # somebody may change the weight without torch's counting it
-        self._value: Tensor | None = None
-        self._stamp: tuple[Any, ...] | None = None
+        self._kept: _Kept | None = None
 
     @property
     def nbytes(self) -> int:
-        return self._value.nbytes if self._value is not None else 0
+        kept = self._kept
+        return kept.value.nbytes if kept is not None else 0
 
     def forget(self) -> None:
-        self._value = self._stamp = None
+        self._kept = None
 
     def of(self, weight: Tensor) -> Tensor | None:
         """The rounded weight; None where autocast itself has to round it, for its gradient or in another dtype."""
         kind = weight.device.type
         if self.given_out or id(weight) != self.weight_id or weight.dtype is not torch.float32:
+            self.forget()
+            return None
+        if weight.grad is not None:
+            self.forget()
             return None
         if weight.requires_grad and torch.is_grad_enabled():
             return None
         if not torch.is_autocast_enabled(kind) or torch.get_autocast_dtype(kind) is not self.dtype:
             return None
         stream, capturing = _stream(weight.device)
-        if capturing or _views(weight) > _alone():
+        storage = weight.untyped_storage()
+        if capturing or _views(storage) > _alone():
             return None
         stamp = weight.data_ptr(), weight._version, stream  # made on one stream, it is not there yet for another
-        value = self._value
-        if value is None or stamp != self._stamp:
+        kept = self._kept
+        if kept is None or stamp != kept.stamp:
             self.forget()
+            del kept  # and its memory, before there is another
+            if weight.device.type == "cpu" and weight.is_shared():  # since `hold`: another process may write to it
+                return None
             with torch.inference_mode(False), torch.no_grad():  # for calls with gradients of the input, too
-                value = weight.detach().to(self.dtype)
-            self._value, self._stamp = value, stamp
-        return value
+                kept = _Kept(weight.detach().to(self.dtype), stamp, storage)
+            self._kept = kept
+        return kept.value
 
 
-def _views(weight: Tensor) -> int:
-    """How many refer to the weight's memory."""
-    views: int = torch._C._storage_Use_Count(weight.untyped_storage()._cdata)
+def _views(storage: torch.UntypedStorage) -> int:
+    """How many refer to a weight's memory."""
+    views: int = torch._C._storage_Use_Count(storage._cdata)
     return views
 
 
 @cache
 def _alone() -> int:
     """The same of memory that is one tensor's alone: the count has those that ask in it."""
-    return _views(nn.Parameter(torch.empty(1, device="cpu")))
+    weight = nn.Parameter(torch.empty(1, device="cpu"))
+    return _views(weight.untyped_storage())
 
 
 def _stream(device: torch.device) -> tuple[Any, bool]:
@@ -116,6 +138,8 @@ class _Layer:
     def watch(self) -> None:
         if self.kind.forward is not self.forward:
             self.plain = self.kind.forward
+            # torch.jit.script compiles the source of what is wrapped, with the names of this module.
+            self.forward.__wrapped__ = self.plain
             setattr(self.kind, "forward", self.forward)  # noqa: B010  (a method, to the type checker)
 
     def unwatch(self) -> None:
@@ -123,7 +147,7 @@ class _Layer:
             setattr(self.kind, "forward", self.plain)  # noqa: B010
 
 
-_layers = [_Layer(nn.Linear, functional.linear)]
+_layers = [_Layer(nn.Linear, F.linear)]
 
 
 def _cast_of(weight: Tensor) -> _Cast | None:
@@ -144,8 +168,19 @@ def _set_data(self: Tensor, value: Tensor) -> None:
         cast.forget()  # the new one may lie where the old one lay
 
 
+def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if torch.compiler.is_compiling():
+        return  # compiled code counts what it changes
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            if (cast := _cast_of(weight)) is not None:
+                cast.forget()
+
+
 def watch() -> None:
     """Put our functions in place of others; `unwatch` takes them away."""
+    if not _hooks:
+        _hooks.append(register_optimizer_step_post_hook(_stepped))
     transformers = sys.modules.get("transformers.pytorch_utils")
     if transformers is not None and not any(layer.kind is transformers.Conv1D for layer in _layers):
         _layers.append(_Layer(transformers.Conv1D, _transposed))
@@ -155,6 +190,8 @@ def watch() -> None:
 
 
 def unwatch() -> None:
+    while _hooks:
+        _hooks.pop().remove()
     _casts.clear()
     _layer_of.clear()
     for layer in _layers:

@@ -1,6 +1,6 @@
 """Seeing models when they first run: every call of a module that is within no other module's call passes here.
 
-`watch` puts functions in the places of `nn.Module.__call__`, `nn.Module.to` and `nn.Module.train`, for the length of a mode;
+`watch` puts functions in the places of `nn.Module.__call__`, `to`, `train` and `requires_grad_`, for the length of a mode;
 outside of a mode torch's own are there. Calls within calls cost one look at a thread's flag.
 """
 
@@ -27,6 +27,8 @@ class Watcher(Protocol):
 
     def will_train(self, model: nn.Module) -> None: ...
 
+    def will_transform(self, model: nn.Module) -> None: ...
+
 
 _inside = threading.local()
 _watcher: Watcher | None = None
@@ -34,6 +36,7 @@ _hidden = False
 _plain_call: Any = nn.Module.__call__
 _plain_to: Any = nn.Module.to
 _plain_train: Any = nn.Module.train
+_plain_requires_grad: Any = nn.Module.requires_grad_
 
 
 class NotWatched:
@@ -48,12 +51,17 @@ class NotWatched:
 
 
 def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if getattr(_inside, "on", False) or _watcher is None or not _is_ordinary(self):
+    watcher = _watcher
+    if getattr(_inside, "on", False) or watcher is None:
+        return _plain_call(self, *args, **kwargs)
+    if not _is_ordinary(self):
+        if _transformed() and not torch.compiler.is_compiling() and not in_backward():
+            watcher.will_transform(self)
         return _plain_call(self, *args, **kwargs)
     _hide_from_compiler()
     _inside.on = True
     try:
-        return _watcher.run(self, _plain_call, args, kwargs)
+        return watcher.run(self, _plain_call, args, kwargs)
     finally:
         _inside.on = False
 
@@ -90,12 +98,25 @@ def _train(self: nn.Module, mode: bool = True) -> nn.Module:
     return trained
 
 
+def _requires_grad(self: nn.Module, requires_grad: bool = True) -> nn.Module:
+    watcher = _watcher
+    if watcher is not None and not getattr(_inside, "on", False):
+        with NotWatched():
+            watcher.will_train(self)
+    changed: nn.Module = _plain_requires_grad(self, requires_grad)
+    return changed
+
+
+def _transformed() -> bool:
+    # None outside of torch.func's transforms, which torch's stubs do not know.
+    transform: Any = torch._C._functorch.peek_interpreter_stack()
+    return transform is not None
+
+
 def _is_ordinary(module: nn.Module) -> bool:
     """False for a call that is not the program's own: traced, transformed, computed again in backward, or a replica."""
-    # Both are None outside of a tracer and of torch.func's transforms, which torch's stubs do not know.
-    traced: Any = torch._C._get_tracing_state()
-    transformed: Any = torch._C._functorch.peek_interpreter_stack()
-    if traced is not None or transformed is not None or torch.compiler.is_compiling() or in_backward():
+    traced: Any = torch._C._get_tracing_state()  # None outside of a tracer
+    if traced is not None or _transformed() or torch.compiler.is_compiling() or in_backward():
         return False
     if getattr(module, "_is_replica", False):
         return False
@@ -106,7 +127,7 @@ def _is_ordinary(module: nn.Module) -> bool:
 
 
 def watch(watcher: Watcher) -> None:
-    global _watcher, _plain_call, _plain_to, _plain_train
+    global _watcher, _plain_call, _plain_to, _plain_train, _plain_requires_grad
     if nn.Module.__call__ is not _call:
         _plain_call = nn.Module.__call__
         setattr(nn.Module, "__call__", _call)  # noqa: B010  (a method, to the type checker)
@@ -116,6 +137,9 @@ def watch(watcher: Watcher) -> None:
     if nn.Module.train is not _train:
         _plain_train = nn.Module.train
         setattr(nn.Module, "train", _train)  # noqa: B010
+    if nn.Module.requires_grad_ is not _requires_grad:
+        _plain_requires_grad = nn.Module.requires_grad_
+        setattr(nn.Module, "requires_grad_", _requires_grad)  # noqa: B010
     _watcher = watcher
 
 
@@ -127,6 +151,7 @@ def unwatch() -> None:
         ("__call__", _call, _plain_call),
         ("to", _to, _plain_to),
         ("train", _train, _plain_train),
+        ("requires_grad_", _requires_grad, _plain_requires_grad),
     ):
         if getattr(nn.Module, name) is ours:
             setattr(nn.Module, name, plain)

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from anytorch import logs
+from anytorch import limits, logs
 from anytorch.devices.choose import resolve
 from anytorch.devices.memory import memory
 from anytorch.devices.precision import autocast_dtype
@@ -33,6 +33,8 @@ from anytorch.memory.fitted_model import HANDLE
 from anytorch.memory.mode_table import MODES, PRECISIONS, Mode
 from anytorch.memory.originals import tensors_of
 from anytorch.memory.prepared import Phase, Prepared, device_budget, in_words, same_place
+from anytorch.quant.formats import parse
+from anytorch.workers import start
 
 log = logs.logger(__name__)
 
@@ -148,27 +150,57 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
 
     def run(self, model: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call a model; the first time it is prepared, and again when training begins or ends."""
-        prepared = self._prepared_for(model)
-        dtype = prepared.autocast if prepared is not None else None
-        if dtype is None or torch.is_autocast_enabled(self.device.type):  # the program has an autocast of its own
-            return call(model, *args, **kwargs)
-        with torch.autocast(self.device.type, dtype=dtype):
-            result = call(model, *args, **kwargs)
-        return in_float32(result, dtype)
+        prepared = self._begin_call(model)
+        try:
+            dtype = prepared.autocast if prepared is not None else None
+            if dtype is None or torch.is_autocast_enabled(self.device.type):  # the program has an autocast of its own
+                return call(model, *args, **kwargs)
+            with torch.autocast(self.device.type, dtype=dtype):
+                result = call(model, *args, **kwargs)
+            return in_float32(result, dtype)
+        finally:
+            if prepared is not None:
+                prepared.count_call(-1)
 
-    def _prepared_for(self, model: nn.Module) -> Prepared | None:
+    def _begin_call(self, model: nn.Module) -> Prepared | None:
+        """What a call of this model runs with, counted as its user: no other thread packs or moves weights under it."""
         known: Prepared | None = self._known.get(id(model), _UNKNOWN)
-        if known is None or (known is not _UNKNOWN and known.is_ready_for(model)):
-            return known
+        if known is None:
+            return None
+        if known is not _UNKNOWN:
+            known.count_call(1)  # before the look whether it is ready, as `_alone` holds calls up before it counts them
+            if known.is_ready_for(model):
+                return known
+            known.count_call(-1)
         with self._lock:
             known = self._known.get(id(model), _UNKNOWN)
             prepared = self._first_run(model) if known is _UNKNOWN else known
             whole = prepared.model if prepared is not None else None
             if prepared is not None and whole is not None and not prepared.is_ready_for(model):
                 phase = prepared.phase_of(model)
-                with torch.inference_mode(False), torch.no_grad():
-                    self._prepare(whole, prepared, phase)
+                with self._alone(whole, prepared) as alone, torch.inference_mode(False), torch.no_grad():
+                    if alone or phase != "inference":
+                        self._prepare(whole, prepared, phase)
+            if prepared is not None:
+                prepared.count_call(1)
             return prepared
+
+    @contextmanager
+    def _alone(self, model: nn.Module, prepared: Prepared) -> Iterator[bool]:
+        """Hold up calls that begin; True if none that uses a layer of this model is under way in another thread.
+
+        Else weights may be given back, but not packed or moved: this call runs with the model as it is, and a later one
+        prepares it. To wait for another thread could be for ever.
+        """
+        modules = {id(module) for module in model.modules()}
+        related = [p for p in self._prepared if p is prepared or p.has_any_of(modules)]
+        for one in related:
+            one.held = True
+        try:
+            yield not any(one.calls for one in related)
+        finally:
+            for one in related:
+                one.held = False
 
     def _first_run(self, model: nn.Module) -> Prepared | None:
         if next(tensors_of(model), None) is None:
@@ -191,11 +223,14 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
             prepared.undo()
             prepared.leave_alone(why, phase)
         else:
-            self._take_over(model, prepared)
+            self._take_over(model, prepared, phase)
             prepared.prepare(phase)
 
-    def _take_over(self, model: nn.Module, prepared: Prepared) -> None:
-        """Parts of the model that were called by themselves before it are its parts from now on."""
+    def _take_over(self, model: nn.Module, prepared: Prepared, phase: Phase) -> None:
+        """Parts of the model that were called by themselves before it are its parts from now on.
+
+        Layers that it has in common with a model that goes on by itself are packed only where neither wants gradients.
+        """
         modules = {id(module) for module in model.modules()}
         for other in [p for p in self._prepared if p is not prepared]:
             part = other.model
@@ -206,9 +241,11 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
                 _drop(weakref.ref(self), other)
                 prepared.take_over(other)
                 self._known[id(part)] = prepared
-            elif part is not None and other.packed_layers_of(modules):
+            elif part is not None and other.packed_layers_of(modules, standing=phase != "inference"):
                 prepared.shared = other.shared = True
                 other.unpack()
+            elif part is not None and other.wants_gradients and other.has_any_of(modules):
+                prepared.shared = True
 
     def _why_left_alone(self, model: nn.Module) -> str:
         if type(model).__module__.partition(".")[0] == "anytorch":
@@ -248,11 +285,26 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
             return True
 
     def will_train(self, model: nn.Module) -> None:
-        """Give a model its weights back when it is put into train mode: an optimizer that is made then has to find them."""
+        """Give a model its weights back when it is put into train mode, frozen or unfrozen: who does so has to find them."""
         with self._lock:
-            for prepared in list(self._prepared):  # models may go meanwhile
-                if not prepared.asked and "weights" in prepared.did and prepared.shares_parts_with(model):
-                    prepared.unpack()
+            for prepared in self._packed_with(model):
+                prepared.unpack()
+
+    def will_transform(self, model: nn.Module) -> None:
+        """The same before a call within torch.func's transforms, which packed layers do not know.
+
+        In a thread of its own: the transform is one of the calling thread's, and would see what is done to the weights.
+        """
+        if self._packed_with(model):
+            thread = threading.Thread(target=self.will_train, args=(model,), name="anytorch-weights")
+            start(thread)
+            thread.join()
+
+    def _packed_with(self, model: nn.Module) -> list[Prepared]:
+        found = [
+            one for one in list(self._prepared) if not one.asked and "weights" in one.did
+        ]  # models may go meanwhile
+        return [one for one in found if one.shares_parts_with(model)]
 
     def _remember(self, model: nn.Module, prepared: Prepared | None) -> None:
         self._known[id(model)] = prepared
@@ -336,10 +388,18 @@ def mode(name: str, *, device: str | torch.device = "auto", **changes: Any) -> A
             f"mode {name!r} has no setting {', '.join(map(repr, unknown))}; settings: "
             f"{', '.join(field for field in Mode.__dataclass_fields__ if field != 'name')}"
         )
-    precision = changes.get("matmul_precision", "highest")
-    if precision not in PRECISIONS:
-        raise UsageError(f"matmul_precision={precision!r}: use one of {', '.join(PRECISIONS)}")
-    return ActiveMode(replace(MODES[name], **changes), device)
+    wanted = replace(MODES[name], **changes)
+    if wanted.matmul_precision not in PRECISIONS:
+        raise UsageError(f"matmul_precision={wanted.matmul_precision!r}: use one of {', '.join(PRECISIONS)}")
+    limits.SHARE.check("device_share", wanted.device_share)
+    if wanted.weights is not None:
+        if not isinstance(wanted.weights, str):
+            raise UsageError(f"weights={wanted.weights!r}: use a format's name, such as 'int4', or None")
+        parse(wanted.weights)
+    for switch in ("mixed_precision", "fused_attention", "checkpointing"):
+        if not isinstance(getattr(wanted, switch), bool):
+            raise UsageError(f"{switch}={getattr(wanted, switch)!r}: use True or False")
+    return ActiveMode(wanted, device)
 
 
 def active() -> ActiveMode | None:

@@ -30,6 +30,13 @@ from anytorch.quant.tensor import PARTS, pack
 from anytorch.safetensors_files import StoredTensor
 
 WEIGHT = "weight"
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
 
 
 @dataclass
@@ -57,7 +64,7 @@ class Originals:
 
     def keep(self, model: nn.Module) -> None:
         """Write the weight of every layer that can be packed to disk."""
-        for name, layer in linear_targets(model)[0].items():
+        for name, layer in _targets(model).items():
             parent, _, child = name.rpartition(".")
             stored = self._spill.write({WEIGHT: layer.weight.detach()})
             self._kept[name] = Kept(layer, stored, weakref.ref(model.get_submodule(parent)), child)
@@ -81,6 +88,10 @@ class Originals:
             show = ShowsOriginal(self, name)
             kept.packed.register_state_dict_post_hook(partial(show.saving))
             kept.packed.register_load_state_dict_pre_hook(partial(show.loading))
+            for (
+                hooks
+            ) in HOOKS:  # the same ones: set or removed while either of the two is in the model, they count for both
+                kept.packed.__dict__[hooks] = layer.__dict__[hooks]
             replace_module(model, name, kept.packed)
             park(layer.weight, layer.weight.device)
         return len(self._kept)
@@ -98,8 +109,11 @@ class Originals:
         """A new original, as `load_state_dict` brings it."""
         self._kept[name].stored = self._spill.write({WEIGHT: weight.detach()})
 
-    def keeps_layers_of(self, modules: AbstractSet[int]) -> bool:
-        return any(id(kept.layer) in modules for kept in self._kept.values())
+    def keeps_layers_of(self, modules: AbstractSet[int], *, standing: bool = False) -> bool:
+        return any(
+            id(kept.layer) in modules or (standing and kept.packed is not None and id(kept.packed) in modules)
+            for kept in self._kept.values()
+        )
 
     def restore_what_is_held(self) -> None:
         """The model is gone: give layers and weights that somebody still refers to their values, and the disk space back."""
@@ -175,10 +189,15 @@ class ShowsOriginal:
         return ShowsOriginal, (None, "")
 
 
+def _targets(model: nn.Module) -> dict[str, nn.Linear]:
+    """The layers to pack: not those whose forward a program has replaced."""
+    return {name: layer for name, layer in linear_targets(model)[0].items() if "forward" not in layer.__dict__}
+
+
 def packed_nbytes(model: nn.Module, format: str) -> int:
     """What a model takes once its linear layers are packed."""
     chosen: Format = parse(format)
-    linear = {id(layer.weight): layer.weight for layer in linear_targets(model)[0].values()}
+    linear = {id(layer.weight): layer.weight for layer in _targets(model).values()}
     packed = sum(chosen.nbytes(*weight.shape) for weight in linear.values())
     return packed + sum(tensor.nbytes for tensor in tensors_of(model) if id(tensor) not in linear)
 

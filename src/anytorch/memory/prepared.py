@@ -6,6 +6,7 @@ first runs, a step that fails is such a sentence, too: turning a mode on breaks 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
@@ -27,6 +28,7 @@ from anytorch.memory.originals import Originals, packed_nbytes, tensors_of
 from anytorch.memory.sizes import words
 
 log = logs.logger(__name__)
+_counting = threading.Lock()
 Phase = Literal["training", "gradients", "inference"]
 OWN_OPTIMIZER = (
     "anytorch.memory.TieredOptimizer trains a streamed model; "
@@ -81,6 +83,8 @@ class Prepared:
         self.asked = asked  # by `apply`: failures are raised, and the phase is the caller's
         self.phase: Phase | None = None
         self.trained = False
+        self.calls = 0  # that are under way, in all threads
+        self.held = False  # calls wait for the mode's lock
         self.shared = False  # layers with another model, where packed ones cannot stand in their places
         self.autocast: torch.dtype | None = None  # for the length of a call
         self._elsewhere: torch.device | None = None  # where it runs, if that is not the mode's device
@@ -102,9 +106,22 @@ class Prepared:
         modules = {id(module) for module in model.modules()}
         return any(id(part) in modules for part in self.parts) or self.packed_layers_of(modules)
 
-    def packed_layers_of(self, modules: AbstractSet[int]) -> bool:
-        """Whether any of these is a layer that waits here while a packed one stands in its place."""
-        return self._originals is not None and self._originals.keeps_layers_of(modules)
+    def has_any_of(self, modules: AbstractSet[int]) -> bool:
+        model = self.model
+        found = any(id(module) in modules for module in (model.modules() if model is not None else self.parts))
+        return found or self.packed_layers_of(modules)
+
+    def packed_layers_of(self, modules: AbstractSet[int], *, standing: bool = False) -> bool:
+        """Whether any of these is a layer that waits here while a packed one stands in its place; `standing`: or is that."""
+        return self._originals is not None and self._originals.keeps_layers_of(modules, standing=standing)
+
+    @property
+    def wants_gradients(self) -> bool:
+        return self.trained or self.phase in ("training", "gradients")
+
+    def count_call(self, change: int) -> None:
+        with _counting:
+            self.calls += change
 
     def unpack(self) -> None:
         """Give the weights back. A call without gradients packs them again, unless they are shared with another model."""
@@ -184,6 +201,8 @@ class Prepared:
 
     def is_ready_for(self, model: nn.Module) -> bool:
         """True if nothing needs to be done before this call of the model, or of a part of it."""
+        if self.held:
+            return False
         if self.asked:
             return True
         if self._elsewhere is not None:  # until it comes to the device

@@ -154,8 +154,10 @@ def linear_targets(model: nn.Module, skip: Skip | Iterable[Skip] = ()) -> tuple[
             skipped[name] = "packed already"
         # Exactly this class: subclasses have a meaning of their own, and attention reads its out_proj's weight itself.
         elif type(module) is nn.Linear:
-            owners = shared[id(module.weight)]
-            if any(_matches(rule, name, module) for rule in rules):
+            owners = shared.get(id(module.weight), [])
+            if not owners:
+                skipped[name] = "its weight is computed (pruning, weight norm)"
+            elif any(_matches(rule, name, module) for rule in rules):
                 skipped[name] = "asked for"
             elif len(owners) > 1:
                 skipped[name] = f"shares its weight with {', '.join(o for o in owners if o != f'{name}.weight')}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from typing import Any
 
 from anytorch import limits
 from anytorch.cli.output import Output
 from anytorch.cli.parser import number
+from anytorch.counts import counted
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,9 +92,7 @@ def show(report: Any, output: Output) -> None:
                 row.case,
                 "" if row.rate is None else f"{row.rate:.4g}",
                 row.unit if row.rate is not None else row.status,
-                ""
-                if row.timing is None or not row.timing.median_s
-                else f"±{row.timing.spread_s / row.timing.median_s / 2:.0%}",
+                spread_words(row.timing),
                 "" if row.share is None else f"{row.share:.0%}",
                 "" if row.error is None else f"{row.error:.0e}",
             )
@@ -102,6 +102,9 @@ def show(report: Any, output: Output) -> None:
         output.table(columns, rows, title=f"{device.id}: {device.name}")
         if busy := busy_words(device.facts):
             output.warn(f"{device.id}: {busy}")
+        skipped = Counter(row.reason.partition(":")[0] for row in device.rows if row.status == "skipped")
+        for reason, count in skipped.items():
+            output.note(f"{device.id}: {counted(count, 'row')} skipped: {reason}")
         for row in device.rows:
             if row.reason and row.status != "skipped":
                 output.warn(f"{device.id}, {row.workload}, {row.case}: {row.reason}")
@@ -112,3 +115,10 @@ def show(report: Any, output: Output) -> None:
         output.table(("device", "workload", "speed (CPU = 1)"), faster, title="beside the CPU")
     output.text()
     output.text(f"torch {report.torch}, {report.date}; the answers were checked before the clock started")
+
+
+def spread_words(timing: Any) -> str:
+    """Half the distance of the quartiles, as a share of the median. A single run has none: "±0%" would say it is exact."""
+    if timing is None or not timing.median_s:
+        return ""
+    return "one run" if timing.repeats < 2 else f"±{timing.spread_s / timing.median_s / 2:.0%}"

@@ -80,6 +80,8 @@ def run(options: argparse.Namespace, output: Output) -> int:
         raise UsageError(
             "--search and --output cannot be combined", hint="write the vectors first, then search that file"
         )
+    if options.search is not None and not options.search.strip():
+        raise UsageError("--search is empty", hint='give a question: --search "where did I put it"')
     target = new_file(options.output, "--output") if options.output else None
     endings = (".parquet", ".pq", *ENDINGS)
     if target is not None and target.suffix.lower() not in endings:
