@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from anytorch import logs
-from anytorch.devices.memory import synchronize
 from anytorch.errors import WrongAnswer
 from anytorch.graph import field as finite_field
 from anytorch.graph import handwritten, racing, verify
@@ -171,7 +170,6 @@ class Search:
                 return found
         programs: dict[str, Program] = {}
         refused: dict[str, str] = {}
-        synchronize(self.device)  # an error of earlier work, such as an index out of range, is not a candidate's
         self.digests.clear()
         self.kernels.clear()
         budget_s = self.time_limit_s
