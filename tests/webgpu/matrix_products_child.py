@@ -1,13 +1,15 @@
 """Products and attention on matrix cores, beside the same in float64: run by test_matrix_cores.py under such a driver.
 
-    .cache/matrix-vulkan/run python tests/webgpu/matrix_products_child.py CASE …
+    .cache/matrix-vulkan/run python tests/webgpu/matrix_products_child.py [TILE] CASE …
 
-prints a JSON object: for each case the error relative to the answer's size and the tiles that were used.
+prints a JSON object: for each case the error relative to the answer's size and the tiles that were used. A TILE is used in
+place of the one for software adapters: "32x32x32x2x2" is 32 x 32 in steps of 32 by 2 x 2 subgroups, from one buffer.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 
 import anytorch.webgpu  # noqa: F401  (registers the device)
+from anytorch.gpu.spirv.matmul import Tile
 from anytorch.webgpu import matrix_attention, matrix_convolution, matrix_products
 
 F = torch.nn.functional
@@ -88,6 +91,8 @@ def gradient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
+    if sys.argv[1:] and re.fullmatch(r"\d+(x\d+){4}", sys.argv[1]):
+        matrix_products.SOFTWARE_TILES = (Tile(*map(int, sys.argv.pop(1).split("x")), buffers=1),)
     used: list[str] = []
     plan = matrix_products.plan
 

@@ -84,3 +84,14 @@ def test_a_length_with_a_large_prime_factor_runs_on_the_cpu(webgpu: Any) -> None
     webgpu.webgpu.reset_fallback_stats()
     torch.testing.assert_close(torch.fft.fft(x.to("webgpu")).cpu(), torch.fft.fft(x), rtol=1e-4, atol=1e-4)
     assert webgpu.webgpu.fallback_stats() == {"aten._fft_c2c.default": 1}
+
+
+@pytest.mark.native
+def test_exponentials_at_the_ends_of_the_range(webgpu: Any) -> None:
+    """What is real stays real, what overflows in length alone is finite, and zeros keep their signs."""
+    ends = (0.0, -0.0, 1.5, float("inf"), float("-inf"), float("nan"), 1e30, -1e-30, 90.0, -110.0, 1000.0)
+    x = torch.tensor([complex(real, imaginary) for real in ends for imaginary in (*ends, 1.57)])
+    expected, found = (torch.view_as_real(y) for y in (x.exp(), x.to("webgpu").exp().cpu()))
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-38, equal_nan=True)
+    real = x.imag == 0
+    assert torch.equal(found[real, 1].signbit(), expected[real, 1].signbit())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.webgpu.agree import agree
 
 from anytorch.gpu.wgsl.functions import FUNCTIONS, computable, needed
 
@@ -344,3 +345,20 @@ def test_a_function_exists_only_for_the_types_it_can_compute_in() -> None:
     assert computable("divide_f64(x0, x1)", "f64")
     assert computable("floor_divide_i64(x0, x1)", "i64")
     assert not computable("normal_cdf(x0)", "i32")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_single_factor_is_not_rounded_to_a_half_type(webgpu: Any, dtype: torch.dtype) -> None:
+    """A float32 scale of 70000 is infinite in float16, and 3e-8 twice as large. As on the CPU, the first is rounded."""
+    x = torch.tensor([0.1, 1e-5, 3.0, -2.5], dtype=dtype)
+    for factor in (torch.tensor(70000.0), torch.tensor([3e-8]).sum(), torch.tensor([70001]), torch.tensor(1 / 3)):
+        agree(lambda a, b: (a * b, b * a, a / b, b / a, torch.floor_divide(a, b)), x, factor, rtol=1e-6)
+        agree(lambda a, b: torch.div(a, b, rounding_mode="trunc"), x.half(), factor, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["xlogy", "pow", "xlog1py"])
+def test_numbers_of_functions_with_a_step_are_rounded(webgpu: Any, name: str) -> None:
+    x = torch.tensor([0.1, 3.0, -2.0], dtype=torch.float16)
+    function = getattr(torch, name, None) or getattr(torch.special, name)
+    for number in (1e-8, 0.1, 2049.0):
+        agree(lambda a, number=number: (function(a, number), function(a, torch.tensor(number))), x, rtol=1e-3)

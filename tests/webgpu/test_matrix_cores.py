@@ -14,14 +14,18 @@ import sys
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+import torch
 
 from anytorch.gpu import layer
 from anytorch.gpu.spirv import attention, convolution
-from anytorch.gpu.spirv.matmul import Product, Shape, Tile, render
+from anytorch.gpu.spirv.matmul import Product, Shape, Tile, layout, render
 from anytorch.gpu.wgsl.attention_kernel import Attention
+from anytorch.webgpu import matrix_products
+from anytorch.webgpu.products import Geometry, Operand
 
 ROOT = Path(__file__).resolve().parents[2]
 UNPACKED = ROOT / ".cache" / "matrix-vulkan"
@@ -78,6 +82,22 @@ def agrees(found: dict[str, Any], names: tuple[str, ...] = ()) -> None:
 @pytest.mark.long
 def test_products(unpacked: Path, tmp_path: Path) -> None:
     agrees(run_child(unpacked, tmp_path, str(CHILD), *QUICK), QUICK)
+
+
+# GPUs keep one tile in workgroup memory, the tile for software adapters is the only one that keeps two.
+@pytest.mark.parametrize(
+    "tile",
+    [
+        pytest.param("32x32x32x2x2", marks=pytest.mark.long),
+        pytest.param("128x128x32x2x2", marks=pytest.mark.slow),  # a minute and a half, all of it the driver's compiler
+    ],
+)
+def test_products_from_one_buffer(unpacked: Path, tmp_path: Path, tile: str) -> None:
+    names = ("ragged", "split sums", "bias") if tile.startswith("32") else ("ragged",)
+    found = run_child(unpacked, tmp_path, str(CHILD), tile, *names)
+    used = {name.partition(",")[0] for case in names for name in found[case]["tiles"]}
+    agrees(found, names)
+    assert used == {f"matrix cores {tile.removesuffix('x2x2')} by 2x2 single"}
 
 
 @pytest.mark.slow
@@ -197,6 +217,14 @@ def kernels() -> list[Product]:
     return found
 
 
+def raced() -> list[Product]:
+    """Each tile that is tried on a GPU, as an even product and an odd one have it."""
+    return [
+        Product("float16", "float16", tile, NVIDIA, ragged_k=odd, a_units=not odd, b_units=not odd, whole_rows=not odd)
+        for tile, odd in product(matrix_products.TILES, (False, True))
+    ]
+
+
 def attentions() -> list[Attention]:
     return [
         Attention("cores", dtype, 64, causal, mask, 64, 32, sums=causal)
@@ -204,8 +232,29 @@ def attentions() -> list[Attention]:
     ]
 
 
+@pytest.mark.parametrize("size", [2048, 4096, 8192])
+@pytest.mark.parametrize("shared_kib", [32, 48])
+def test_the_tile_that_was_fastest_for_large_products_is_raced_first(size: int, shared_kib: int) -> None:
+    """128 x 128 by four subgroups, from one buffer (docs/design/0012), on a card that lists what an H200 does."""
+    runtime: Any = SimpleNamespace(
+        matrix_cores=layer.read_report(report(*HALF)),
+        adapter=SimpleNamespace(software=False),
+        features={"shader-f16"},
+        limits={
+            "max-compute-workgroup-storage-size": shared_kib << 10,
+            "max-compute-invocations-per-workgroup": 1024,
+        },
+    )
+    operand = Operand(torch.float16, (0, size, 1), True, True)
+    first, *others = matrix_products.offered(runtime, Geometry(1, size, size, size, *[operand] * 3, None, ""))
+    assert first.name == "matrix cores 128x128x32 by 2x2 single" and first.splits == 1
+    assert len(others) == matrix_products.KEPT - 1
+    # A workgroup with more leaves room for fewer of them.
+    assert all(layout(first.tile, NVIDIA, a, b).units * 16 <= 20 << 10 for a, b in product("km", "nk"))
+
+
 def test_kernels_are_valid_spirv(unpacked: Path, tmp_path: Path) -> None:
-    rendered = {str(kernel): render(kernel) for kernel in kernels()}
+    rendered = {str(kernel): render(kernel) for kernel in (*kernels(), *raced())}
     rendered |= {str(kernel): attention.render(kernel, NVIDIA) for kernel in attentions()}
     for whole, added in product((True, False), ("", "float16")):
         gathered = convolution.Convolution(

@@ -439,6 +439,12 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "attention of vectors": lambda d: F.scaled_dot_product_attention(_ones(d), _ones(d), _ones(d)),
     "a bag of a vector": lambda d: torch.embedding_bag(_ones(d), _ones(d, torch.int64), _ones(d, torch.int64)),
     "fewer than no places": lambda d: torch.nonzero_static(_ones(d), size=-2),
+    "a float factor of an outer product of integers": lambda d: torch.addr(
+        torch.ones(3, 3, dtype=torch.int32, device=d), *[_ones(d, torch.int32)] * 2, alpha=2.5
+    ),
+    "a bool factor of an outer product": lambda d: torch.ones(3, 3, device=d).addr_(_ones(d), _ones(d), beta=True),
+    "counts with too many weights": lambda d: torch.bincount(_ones(d, torch.int64), torch.ones(4, device=d)),
+    "a norm of a complex order": lambda d: torch.linalg.vector_norm(_ones(d), ord=1j),
     "the variance of integers": lambda d: _ones(d, torch.int32).var(),
     "adaptive pooling of integers": lambda d: F.adaptive_max_pool2d(
         torch.ones(1, 1, 4, 4, dtype=torch.int32, device=d), 2

@@ -82,6 +82,8 @@ def test_medians(manner: str) -> None:
 def test_kthvalue_out_of_range(webgpu: Any) -> None:
     with pytest.raises(RuntimeError, match="out of range"):
         torch.ones(3, device="webgpu").kthvalue(4)
+    with pytest.raises(IndexError, match="Expected reduction dim 1 to have non-zero size"):
+        torch.ones(3, 0, device="webgpu").kthvalue(1)
 
 
 @pytest.mark.parametrize("right", [False, True])

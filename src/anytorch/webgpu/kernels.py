@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from anytorch.webgpu import accelerator
-from anytorch.webgpu.dtypes import cannot_cast
+from anytorch.webgpu.dtypes import cannot_cast, spoken
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.launch import NoKernel, to_meta
 from anytorch.webgpu.oversize import halving
@@ -43,20 +43,47 @@ def into(out: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
     return resized(out, made.shape).copy_(made)
 
 
-def with_out(kernel: Callable[..., Any], outs: Sequence[str], typed: bool = False) -> Callable[..., Any]:
-    """The `out=` form of a kernel: computed beside, then copied into the arguments named `outs`. `typed`: where no dtype is
-    asked for, torch computes in that of `out` (sums)."""
+def with_out(kernel: Callable[..., Any], outs: Sequence[str], name: str = "") -> Callable[..., Any]:
+    """The `out=` form of a kernel: computed beside, then copied into the arguments named `outs`. `name`: the overload's,
+    which decides what dtypes those may have."""
+    typed, truth = (name.partition(".")[0] in ops for ops in (TYPED_BY_OUT, TRUTHS))
 
     def written(*args: Any, **kwargs: Any) -> Any:
-        targets = [kwargs.pop(name) for name in outs]
+        targets = [kwargs.pop(out) for out in outs]
         if typed and kwargs.get("dtype") is None:
             kwargs["dtype"] = targets[0].dtype
         made = kernel(*args, **kwargs)
-        for target, value in zip(targets, [made] if len(targets) == 1 else made, strict=True):
-            into(target, value)
+        pairs = list(zip(targets, [made] if len(targets) == 1 else made, strict=True))
+        for out, (target, value) in zip(outs, pairs, strict=True):  # all of them before any is written
+            _check_out(name, out, value.dtype, target.dtype)
+        for target, value in pairs:
+            into(target, value.to(target.dtype) if truth else value)
         return targets[0] if len(targets) == 1 else tuple(targets)
 
     return written
+
+
+def _check_out(name: str, out: str, made: torch.dtype, target: torch.dtype) -> None:
+    if name in EXACT and target is not made:
+        raise RuntimeError(EXACT[name].format(made=spoken(made), target=spoken(target), out=out))
+    op = name.partition(".")[0]
+    if op in TRUTHS and target not in (torch.bool, torch.uint8):
+        raise RuntimeError(f"{op} only supports bool tensor for result, got: {spoken(target)}")
+
+
+# What the dtype of an `out=` tensor means to some ops; the others put into it what can be cast to it.
+TYPED_BY_OUT = ("sum", "nansum", "prod", "cumsum", "cumprod")  # the one to compute in, if no other is asked for
+EXACT = {  # it is the result's own, or this error
+    **dict.fromkeys(
+        (
+            *("max.dim", "min.dim", "amax", "amin", "aminmax", "argmax", "argmin"),
+            *("sort.stable", "topk", "kthvalue", "median.dim", "nanmedian.dim"),
+        ),
+        "Expected out tensor to have dtype {made}, but got {target} instead",
+    ),
+    "mode": "expected scalar type '{made}' but got '{target}' for {out} output",
+}
+TRUTHS = ("all", "any")  # bool or uint8, whatever the result's own is
 
 
 def in_place(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,6 +180,8 @@ def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
             call = op.overloadpacket if wrapped else op
             shape = _broadcast((*args, *kwargs.values()))
             refused(call, args, kwargs, shaped=shape is None or (in_place and shape != args[0].shape))
+            if any(isinstance(v, torch.Tensor) and v.is_complex() for v in args):
+                return None  # no shader's; and meta kernels refuse what the CPU takes: abs of complex numbers into such
             return call(*[to_meta(v) for v in args], **{name: to_meta(v) for name, v in kwargs.items()})
 
         try:
@@ -196,10 +225,9 @@ def register_kernels(library: torch.library.Library, kernels: dict[str, Callable
         library.impl(op, whole, KEY)
         for form, outs in out_forms(op):
             if form.name().removeprefix("aten::") not in kernels:
-                library.impl(form, with_out(whole, outs, op._opname in TYPED_BY_OUT), KEY)
+                library.impl(form, with_out(whole, outs, name), KEY)
 
 
-TYPED_BY_OUT = ("sum", "nansum", "prod", "cumsum", "cumprod")
 RULES: dict[Any, Rule] = {}  # functional overload to rule: ops that are computed element by element
 
 

@@ -65,6 +65,7 @@ class Rule:
     rounded: bool = (
         False  # numbers are rounded to a half type before they are used, as in torch where a step depends on them
     )
+    scales: bool = False  # a second operand of one element is not rounded: products and quotients by a float32
 
 
 _PLACE = re.compile(r"\{\d\}")
@@ -276,7 +277,7 @@ def _make_plan(
         expression = rule.short
     kind = KINDS[name_of(compute)].compute
     common = _promoted(rule, operands)[1] if rule.compute in ("promote", "float") and operands else compute
-    filled = _fill(expression, operands, name_of(compute), name_of(dtype), common, rule.rounded)
+    filled = _fill(expression, operands, name_of(compute), name_of(dtype), common, rule)
     if not functions.computable(filled, kind):
         return UNABLE
     elements = made.numel()
@@ -397,21 +398,21 @@ def clip(value: float) -> float:
 ROUNDED = {torch.float16: "rounded_to_half({})", torch.bfloat16: "rounded_to_bfloat16({})"}
 
 
-def _fill(
-    expression: str, operands: Sequence[Any], compute: str, result: str, common: torch.dtype, rounded: bool
-) -> str:
+def _fill(expression: str, operands: Sequence[Any], compute: str, result: str, common: torch.dtype, rule: Rule) -> str:
     """The expression with its operands put in, converted to the type it computes in, and its value to the result's.
 
-    A tensor of another dtype is rounded to the operands' `common` one first, and so are numbers where `rounded` says so."""
+    A tensor of another dtype is rounded to the operands' `common` one first, and so are numbers where the rule says so."""
     values = []
     tensors, scalars = itertools.count(), itertools.count()
-    for value in operands:
+    for i, value in enumerate(operands):
         if is_ours(value):
             converted = f"({convert(f'x{next(tensors)}', name_of(value.dtype), compute)})"
-            values.append(converted if value.dtype is common else ROUNDED.get(common, "{}").format(converted))
+            single = value.numel() == 1 or not any(value.stride())  # parts of a large result see it expanded
+            exact = value.dtype is common or (rule.scales and i == 1 and single)
+            values.append(converted if exact else ROUNDED.get(common, "{}").format(converted))
         else:
             scalar = f"s{next(scalars)}()"
-            if rounded:
+            if rule.rounded:
                 scalar = ROUNDED.get(common, "{}").format(scalar)
             wraps = compute in ("uint8", "int8", "int16")  # numbers wrap round as elements do
             values.append(convert(scalar, "int32", compute) if wraps else scalar)

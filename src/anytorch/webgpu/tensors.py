@@ -145,8 +145,16 @@ def empty(
     memory_format: torch.memory_format | None = None,
     **_: Any,
 ) -> torch.Tensor:
+    return _uninitialised(size, _strides(size, memory_format), dtype, device)
+
+
+def _uninitialised(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype | None, device: torch.device | None
+) -> torch.Tensor:
     _check_index(device)
-    made = new_tensor(size, _strides(size, memory_format), dtype or torch.get_default_dtype())
+    if dtype is torch.complex32:
+        torch.empty(0, dtype=dtype, device="cpu")  # warns that support of it is experimental, once
+    made = new_tensor(size, stride, dtype or torch.get_default_dtype())
     return made if not _deterministic() else _filled(made)
 
 
@@ -181,7 +189,6 @@ def _strides(size: Sequence[int], memory_format: torch.memory_format | None) -> 
 def empty_strided(
     size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
 ) -> torch.Tensor:
-    _check_index(device)
     if len(size) != len(stride):
         raise RuntimeError(
             f"mismatch in length of strides and shape: dimensionality of sizes ({len(size)}) must match dimensionality of "
@@ -189,8 +196,7 @@ def empty_strided(
         )
     if min(stride, default=0) < 0:
         raise RuntimeError(f"negative strides are not supported at the moment, got strides: {list(stride)}")
-    made = new_tensor(size, stride, dtype or torch.get_default_dtype())
-    return made if not _deterministic() else _filled(made)
+    return _uninitialised(size, stride, dtype, device)
 
 
 def resize(tensor: torch.Tensor, size: Sequence[int], memory_format: torch.memory_format | None = None) -> torch.Tensor:

@@ -47,9 +47,9 @@ BINARY = {
     "add.Tensor": Rule("{0} + {1} * {2}", short="{0} + {1}"),
     "sub.Tensor": Rule("{0} - {1} * {2}", short="{0} - {1}"),
     "rsub.Tensor": Rule("{1} - {0} * {2}", short="{1} - {0}"),
-    "mul.Tensor": Rule("{0} * {1}"),
-    "div.Tensor": _float("divide_{T}({0}, {1})"),
-    "floor_divide": Rule("floor_divide_{T}({0}, {1})"),
+    "mul.Tensor": Rule("{0} * {1}", scales=True),
+    "div.Tensor": Rule("divide_{T}({0}, {1})", compute="float", scales=True),
+    "floor_divide": Rule("floor_divide_{T}({0}, {1})", scales=True),
     "fmod.Tensor": Rule("fmod_{T}({0}, {1})", rounded=True),
     "remainder.Tensor": Rule("remainder_{T}({0}, {1})", rounded=True),
     "remainder.Scalar_Tensor": Rule("remainder_{T}({0}, {1})", rounded=True),
@@ -60,13 +60,13 @@ BINARY = {
     "atan2": _float("atan2_{T}({0}, {1})"),
     "hypot": _float("hypot_{T}({0}, {1})"),
     "copysign.Tensor": _float("copysign_{T}({0}, {1})"),
-    "xlogy.Tensor": _float("xlogy_{T}({0}, {1})"),
-    "special_xlog1py": _float("xlog1py_{T}({0}, {1})"),
+    "xlogy.Tensor": Rule("xlogy_{T}({0}, {1})", compute="float", rounded=True),
+    "special_xlog1py": Rule("xlog1py_{T}({0}, {1})", compute="float", rounded=True),
     "logaddexp": _float("logaddexp_{T}({0}, {1})"),
     "logaddexp2": _float("logaddexp2_{T}({0}, {1})"),
     "gcd": Rule("gcd_{T}({0}, {1})"),
     "lcm": Rule("lcm_{T}({0}, {1})"),
-    "pow.Tensor_Tensor": Rule("pow_{T}({0}, {1})"),
+    "pow.Tensor_Tensor": Rule("pow_{T}({0}, {1})", rounded=True),
     "pow.Scalar": Rule("pow_{T}({0}, {1})", rounded=True),
 }
 
@@ -83,8 +83,8 @@ TERNARY = {
 
 DIVISIONS = {
     None: BINARY["div.Tensor"],
-    "trunc": Rule("trunc_divide_{T}({0}, {1})"),
-    "floor": Rule("floor_divide_{T}({0}, {1})"),
+    "trunc": Rule("trunc_divide_{T}({0}, {1})", scales=True),
+    "floor": BINARY["floor_divide"],
 }
 
 # Exponents that need no logarithm; a float result only, integers have their own exact power.

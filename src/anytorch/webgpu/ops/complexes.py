@@ -113,14 +113,18 @@ def angle(x: torch.Tensor) -> torch.Tensor:
 
 
 def exponential(x: torch.Tensor) -> torch.Tensor:
+    """As C has it: what is real stays real, and an infinite length turned by what is no angle is what it was."""
     real, imaginary = parts(x)
-    size = real.exp()
-    # Nothing and infinity turned by what is no angle are what they were: exp(-inf + nan j) is 0.
-    turned = [
-        torch.where((size == 0) & ~imaginary.isfinite(), size, size * part)
-        for part in (imaginary.cos(), imaginary.sin())
-    ]
-    return joined(*turned)
+    size, root = real.exp(), (real / 2).exp()  # of a length beyond float32, a part need not be
+    cosine, sine = (
+        torch.where(size.isinf(), root * part * root, size * part) for part in (imaginary.cos(), imaginary.sin())
+    )
+    endless = real.isinf() & ~imaginary.isfinite()
+    nothing = endless & (real < 0)
+    return joined(
+        torch.where(endless, size, cosine),
+        torch.where(imaginary == 0, imaginary, torch.where(nothing, 0.0, sine)),
+    )
 
 
 def logarithm(x: torch.Tensor) -> torch.Tensor:

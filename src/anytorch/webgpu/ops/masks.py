@@ -88,6 +88,8 @@ def bincount(source: torch.Tensor, weights: torch.Tensor | None = None, minlengt
     plain = weights is None or weights.dtype is torch.float32
     if source.dtype not in INDEX_DTYPES or source.dim() != 1 or not plain or minlength < 0 or source.numel() == 0:
         raise NoKernel
+    if weights is not None and weights.shape != source.shape:
+        raise RuntimeError("weights should be 1-d and have the same length as input")
     if int(source.amin().item()) < 0:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     size = max(int(source.amax().item()) + 1, minlength)

@@ -15,7 +15,7 @@ from anytorch.gpu.wgsl.types import KINDS
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.folds import reduce_dims
-from anytorch.webgpu.kernels import in_place, op_of, with_out
+from anytorch.webgpu.kernels import in_place, op_of, refused, with_out
 from anytorch.webgpu.launch import NoKernel, Result, check_devices, infer, result_of, unwatched
 from anytorch.webgpu.oversize import halving
 from anytorch.webgpu.products import Product, finisher, make_product, product
@@ -220,6 +220,21 @@ def addbmm(d: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, 
     return torch.addmm(d, left, b.reshape(batch * inner, b.shape[2]), beta=beta, alpha=alpha)
 
 
+def addr(d: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
+    """beta * d + alpha * x yᵀ. Torch's own for every device takes 2.5 as a factor of integers, and makes it 2."""
+    refused(aten.addr.default, (d, x, y), {"beta": beta, "alpha": alpha}, shaped=False)
+    dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), d.dtype)
+    if dtype is torch.bool:
+        alpha, beta = bool(alpha), bool(beta)
+    made = torch.outer(x.to(dtype), y.to(dtype))
+    d = d.to(dtype).expand(made.shape)
+    if alpha != 1:
+        made = made * alpha
+    if beta == 0:  # whatever d holds
+        return made
+    return made + (d if beta == 1 else d * beta)
+
+
 def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     _check(aten.dot.default, x, y)
     if x.dtype in FLOATS:  # a sum by levels, however long
@@ -240,6 +255,7 @@ KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "baddbmm": baddbmm,
     "addmv": addmv,
     "addbmm": addbmm,
+    "addr": addr,
     "_addmm_activation": addmm_activation,
     "dot": dot,
     "vdot": vdot,

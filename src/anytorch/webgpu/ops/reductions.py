@@ -103,6 +103,8 @@ def _kernel(op: Any, reduction: Reduction) -> Callable[..., Any]:
         if not x.numel():
             return without_elements(op, args, kwargs)
         _check_once(values.get("dim"), x.dim())
+        if isinstance(values.get("ord"), complex):
+            raise RuntimeError("linalg.vector_norm: Expected a non-complex scalar as the order of norm.")
         inferred = infer(op, *args, **kwargs)
         results = inferred if isinstance(inferred, tuple) else (inferred,)
         dtypes, size = [result.dtype for result in results], results[0].size()

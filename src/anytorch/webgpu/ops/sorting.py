@@ -142,6 +142,8 @@ def topk(self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted
 
 def kthvalue(self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     length = self.size(dim) if self.dim() else 1
+    if length == 0:
+        raise IndexError(f"kthvalue(): Expected reduction dim {dim % self.dim()} to have non-zero size.")
     if not 1 <= k <= length:
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dim}")
     _check_sortable(self)
