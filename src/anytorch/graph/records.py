@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytorch import logs, settings
-from anytorch.devices.memory import synchronize
 from anytorch.errors import GraphError
 from anytorch.files import replace_file
 from anytorch.graph import patterns
@@ -119,8 +118,6 @@ class Record:
 
 def searched(search: Search) -> Found:
     """Run a search, or recall what an earlier one found, and keep a record of it."""
-    # An error of earlier work is raised here: `run` would take an index out of range for one of its made inputs.
-    synchronize(search.device)
     sizes = "".join(f", {name}={size}" for name, size in sorted(search.known.items()))
     with saving.kernels_of(f"graph {search.graph.key}{sizes}, {title_of(search.graph)}"):
         found = search.run()

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from anytorch import logs
+from anytorch.devices.memory import synchronize
 from anytorch.errors import WrongAnswer
 from anytorch.graph import field as finite_field
 from anytorch.graph import handwritten, racing, verify
