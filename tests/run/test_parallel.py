@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from anytorch.errors import CannotStandIn
+
 
 def test_data_parallel_on_one_device(cuda: Any) -> None:
     model = cuda.nn.Linear(3, 2)
@@ -44,6 +46,61 @@ def test_a_process_group(cuda: Any, device: str, tmp_path: Path) -> None:
         assert model.module.weight.grad.tolist() == [[1.0, 1.0]] and model.module.weight.grad.is_cuda
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching", "ignore::FutureWarning")
+def test_meshes_and_shards(cuda: Any, device: str, tmp_path: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    dist = cuda.distributed
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cuda", (1,))
+        assert mesh.size() == 1
+        model = cuda.nn.Linear(2, 1).cuda()
+        if device != "cpu":
+            for shard in (FullyShardedDataParallel, fully_shard):
+                with pytest.raises(CannotStandIn, match=r"test_parallel\.py:.*needs CUDA itself"):
+                    shard(model)
+            return
+        whole = FullyShardedDataParallel(cuda.nn.Linear(2, 1).cuda(), device_id=cuda.cuda.current_device())
+        fully_shard(model, mesh=mesh)
+        for one in (whole, model):
+            one(cuda.ones(3, 2, device="cuda")).sum().backward()
+            assert next(one.parameters()).grad is not None
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norm_over_processes(
+    cuda: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, momentum: float | None
+) -> None:
+    """Two processes with the same batch, by a sum that doubles: as one process with the batch twice."""
+    nn, dist = cuda.nn, cuda.distributed
+    x, weight = cuda.randn(4, 3, 5) * 2 + 5, cuda.randn(4, 3, 5)
+    expected = nn.BatchNorm1d(3, momentum=momentum)
+    twice = cuda.cat([x, x]).requires_grad_()
+    whole = expected(twice)
+    (whole * cuda.cat([weight, weight])).sum().backward()
+    layer = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3, momentum=momentum)).cuda()
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        nn.parallel.DistributedDataParallel(layer, device_ids=[0])  # which refuses such layers on a plain CPU
+        monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
+        monkeypatch.setattr(dist, "all_reduce", lambda tensor, group=None: tensor.mul_(2))
+        here = x.cuda().requires_grad_()
+        made = layer(here)
+        (made * weight.cuda()).sum().backward()
+    finally:
+        monkeypatch.undo()
+        dist.destroy_process_group()
+    assert cuda.allclose(made.cpu(), whole[:4], atol=1e-5)
+    assert cuda.allclose(here.grad.cpu(), twice.grad[:4], atol=1e-4)
+    assert cuda.allclose(2 * layer.weight.grad.cpu(), expected.weight.grad, atol=1e-3)
+    assert cuda.allclose(layer.running_mean.cpu(), expected.running_mean, atol=1e-5)
+    assert cuda.allclose(layer.running_var.cpu(), expected.running_var, atol=1e-4)
 
 
 def test_collectives_by_way_of_the_host(cpu_wheel: None, tmp_path: Path) -> None:

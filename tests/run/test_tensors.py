@@ -109,7 +109,9 @@ def test_modules(cuda: Any, device: str) -> None:
     for move in (lambda: model.cpu(), lambda: model.to("cpu"), lambda: model.to(cuda.ones(1))):
         model.cuda()
         assert {t.device for t in (*move().parameters(), *model.buffers())} == {cuda.device("cpu")}
-    assert model.to(x).state_dict()["0.weight"].is_cuda and all(t.is_cuda for t in (*model.parameters(), *model.buffers()))
+    assert model.to(x).state_dict()["0.weight"].is_cuda and all(
+        t.is_cuda for t in (*model.parameters(), *model.buffers())
+    )
 
 
 def test_buffers_follow_their_module(cuda: Any) -> None:
@@ -124,7 +126,11 @@ def test_buffers_follow_their_module(cuda: Any) -> None:
 
 
 def test_tensors_that_name_the_cpu(cuda: Any) -> None:
-    for made in (cuda.ones(2, device="cpu"), cuda.ones(2).cuda().new_zeros(2, device="cpu"), cuda.empty(1, device="cpu")):
+    for made in (
+        cuda.ones(2, device="cpu"),
+        cuda.ones(2).cuda().new_zeros(2, device="cpu"),
+        cuda.empty(1, device="cpu"),
+    ):
         assert not made.is_cuda and made.device == cuda.device("cpu")
     assert cuda.zeros_like(cuda.ones(2).cuda(), device="cpu").device.type == "cpu"
     assert cuda.zeros_like(cuda.ones(2).cuda()).is_cuda

@@ -101,7 +101,13 @@ def _wrap(plain: Any, label: str, place: Place, ledger: Ledger, marks: Marks, *,
         made = plain(*args, **kwargs)
         if pinned:
             marks.pinned.add(made)
-        if host and (fresh or device is not None) and not compiling() and program_asks(2) and type(made) is torch.Tensor:
+        if (
+            host
+            and (fresh or device is not None)
+            and not compiling()
+            and program_asks(2)
+            and type(made) is torch.Tensor
+        ):
             if device is not None:
                 is_host = plain_device(made) == on_host
             else:

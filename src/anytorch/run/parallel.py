@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,13 +11,18 @@ import torch
 from anytorch.run.ledger import Ledger
 from anytorch.run.patches import Patches
 from anytorch.run.place import NAME, Place
+from anytorch.run.refusals import refusing
 
 NCCL, GLOO = "nccl", "gloo"
+WHOLE_MODELS = "use DistributedDataParallel, or --device cpu"
 
 
 def install(patches: Patches, place: Place, ledger: Ledger) -> None:
     if torch.distributed.is_available():
         _install_groups(patches, place, ledger)
+        for name, change in LATER.items():
+            if (module := sys.modules.get(name)) is not None:
+                change(patches, place, module)
     _install_data_parallel(patches, place)
 
 
@@ -71,6 +78,56 @@ def _install_groups(patches: Patches, place: Place, ledger: Ledger) -> None:
         plain_make(self, module, device_ids, output_device, *args, **kwargs)
 
     patches.set(parallel, "__init__", make)
+
+
+def _install_meshes(patches: Patches, place: Place, module: Any) -> None:
+    """`init_device_mesh("cuda", …)` is a mesh of the stand-in's devices."""
+
+    def translated(device_type: Any) -> Any:
+        return place.kind if device_type == NAME else device_type
+
+    mesh: Any = module.DeviceMesh
+    plain_make, plain_init = mesh.__init__, module.init_device_mesh
+
+    def make(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        plain_make(self, translated(device_type), *args, **kwargs)
+
+    def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return plain_init(translated(device_type), *args, **kwargs)
+
+    patches.set(mesh, "__init__", make)
+    for owner in (module, torch.distributed):
+        if getattr(owner, "init_device_mesh", None) is plain_init:
+            patches.set(owner, "init_device_mesh", init_device_mesh)
+
+
+def _install_shards(patches: Patches, place: Place, module: Any) -> None:
+    """FullyShardedDataParallel takes the CPU only where it is told to; other devices need streams for it."""
+    sharded: Any = module.FullyShardedDataParallel
+    plain_make = sharded.__init__
+
+    def make(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("device_id") is None or place.of(kwargs["device_id"]) is not None:
+            kwargs["device_id"] = place.real()
+        plain_make(self, module, *args, **kwargs)
+
+    if place.host:
+        patches.set(sharded, "__init__", make)
+    elif not place.has("Stream"):
+        patches.set(sharded, "__init__", refusing("FullyShardedDataParallel", WHOLE_MODELS))
+
+
+def _install_fully_shard(patches: Patches, place: Place, module: Any) -> None:
+    if not place.host and not place.has("Stream"):
+        patches.set(module, "fully_shard", refusing("fully_shard", WHOLE_MODELS))
+
+
+# Modules of torch that are changed when they are there: at once where they are loaded, else when they are (`hooks`).
+LATER: dict[str, Callable[[Patches, Place, Any], None]] = {
+    "torch.distributed.device_mesh": _install_meshes,
+    "torch.distributed.fsdp": _install_fully_shard,
+    "torch.distributed.fsdp.fully_sharded_data_parallel": _install_shards,
+}
 
 
 def _install_data_parallel(patches: Patches, place: Place) -> None:
