@@ -11,15 +11,35 @@ from anytorch.errors import CannotStandIn
 
 
 def test_data_parallel_on_one_device(cuda: Any) -> None:
+    class Asking(cuda.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, given: Any) -> bool:
+            return bool(given["x"][0].is_cuda)
+
     model = cuda.nn.Linear(3, 2)
     parallel = cuda.nn.DataParallel(model)
     x = cuda.randn(4, 3)
     assert parallel(x).is_cuda and parallel.device_ids == [0]
+    assert cuda.nn.DataParallel(Asking())({"x": [x]}), "what it is given is on the device"
     assert cuda.allclose(parallel(x), model(x.cuda())) and list(parallel.state_dict()) == [
         "module.weight",
         "module.bias",
     ]
     assert cuda.nn.DataParallel(model, device_ids=[0]).cuda()(input=x).shape == (4, 2)
+
+
+def test_the_parts_of_data_parallel(cuda: Any) -> None:
+    parallel, comm = cuda.nn.parallel, cuda.cuda.comm
+    model, x = cuda.nn.Linear(3, 2).cuda(), cuda.randn(4, 3)
+    (part,) = parallel.scatter(x, [0])
+    (replica,) = parallel.replicate(model, [0])
+    expected = model(x.cuda())
+    assert part.is_cuda and cuda.equal(parallel.gather(parallel.parallel_apply([replica], [(part,)]), 0), expected)
+    assert cuda.equal(parallel.data_parallel(model, x, [0]), expected)
+    assert parallel.gather([expected.sum()], 0).shape == (1,), "numbers come as a vector"
+    assert comm.broadcast(x, [0])[0].is_cuda and comm.scatter(x, [0])[0].shape == x.shape
+    assert comm.gather([part, part]).shape == (8, 3) and comm.reduce_add([part, part]).tolist() == (2 * x).tolist()
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        parallel.scatter(x, [0, 1])
 
 
 def test_a_process_group(cuda: Any, device: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.cuda.comm  # so that it is changed, too, and put back
 
 from anytorch.run.ledger import Ledger
 from anytorch.run.patches import Patches
@@ -145,7 +146,7 @@ def _install_data_parallel(patches: Patches, place: Place) -> None:
 
     def moved(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value.to(place.real())
+            return value.cuda()  # of the stand-in
         if isinstance(value, (list, tuple)):
             items = [moved(item) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -156,3 +157,68 @@ def _install_data_parallel(patches: Patches, place: Place) -> None:
 
     patches.set(parallel, "__init__", make)
     patches.set(parallel, "forward", forward)
+    _install_parts(patches, place, moved)
+
+
+def _install_parts(patches: Patches, place: Place, moved: Callable[[Any], Any]) -> None:
+    """What DataParallel is made of, for programs that put it together themselves. On one device, a part is the whole."""
+
+    def one(devices: Any) -> None:
+        for device in [] if devices is None else devices:
+            place.index_of(device)  # raises, as CUDA does, for one that is not there
+
+    def replicate(network: Any, devices: Any, detach: bool = False) -> list[Any]:
+        one(devices)
+        return [network]
+
+    def scatter(inputs: Any, target_gpus: Any, dim: int = 0) -> Any:
+        one(target_gpus)
+        return [moved(inputs)]
+
+    def scatter_kwargs(inputs: Any, kwargs: Any, target_gpus: Any, dim: int = 0) -> Any:
+        one(target_gpus)
+        return (moved(inputs),), (moved(kwargs or {}),)
+
+    def gather(outputs: Any, target_device: Any, dim: int = 0) -> Any:
+        (output,) = outputs
+        return output.view(1) if isinstance(output, torch.Tensor) and output.dim() == 0 else moved(output)
+
+    def data_parallel(
+        module: Any,
+        inputs: Any,
+        device_ids: Any = None,
+        output_device: Any = None,
+        dim: int = 0,
+        module_kwargs: Any = None,
+    ) -> Any:
+        one(device_ids)
+        return module(*moved(inputs if isinstance(inputs, tuple) else (inputs,)), **moved(module_kwargs or {}))
+
+    def share(tensor: Any, devices: Any = None, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        one(devices)
+        return (moved(tensor),)
+
+    parts = (replicate, scatter, scatter_kwargs, gather, data_parallel)
+    ours: dict[Any, Any] = {getattr(torch.nn.parallel.scatter_gather, part.__name__, None): part for part in parts}
+    ours |= {getattr(torch.nn.parallel, part.__name__, None): part for part in parts}
+    communication: Any = torch.nn.parallel.comm
+    ours |= {
+        communication.broadcast: share,
+        communication.broadcast_coalesced: share,
+        communication.scatter: share,
+        communication.gather: lambda tensors, dim=0, destination=None, *, out=None: torch.cat(list(tensors), dim),
+        communication.reduce_add: lambda inputs, destination=None: moved(sum(inputs[1:], inputs[0])),
+        communication.reduce_add_coalesced: lambda inputs, destination=None, buffer_size=0: [
+            moved(sum(each[1:], each[0])) for each in zip(*inputs, strict=True)
+        ],
+    }
+    ours.pop(None)
+    for name, module in list(sys.modules.items()):
+        if name == "torch.cuda.comm" or f"{name}.".startswith("torch.nn.parallel."):
+            for attribute, value in list(vars(module).items()):
+                if (
+                    callable(value)
+                    and getattr(value, "__module__", "").startswith("torch.nn.parallel")
+                    and value in ours
+                ):
+                    patches.set(module, attribute, ours[value])
