@@ -25,7 +25,8 @@ def install(patches: Patches, place: Place, ledger: Ledger) -> None:
         together = self.training and distributed.is_available() and distributed.is_initialized()
         group = self.process_group or distributed.group.WORLD if together else None
         if not together or distributed.get_world_size(group) == 1:
-            return plain(self, input)
+            alone: torch.Tensor = plain(self, input)
+            return alone
         ledger.redirect("SyncBatchNorm")
         self._check_input_dim(input)
         return _normalised(self, input, group)
@@ -73,4 +74,5 @@ def _normalised(self: Any, input: torch.Tensor, group: Any) -> torch.Tensor:
     made = centred * (variance + self.eps).rsqrt().view(shape)
     if self.affine:
         made = made * self.weight.view(shape) + self.bias.view(shape)
-    return made.to(input.dtype)
+    told: torch.Tensor = made.to(input.dtype)
+    return told

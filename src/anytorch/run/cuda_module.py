@@ -55,8 +55,10 @@ REFUSED = [
 ]
 
 # The counters of torch.cuda.memory_stats().
-COUNTERS = ("allocation", "segment", "active", "inactive_split", "oversize_allocations", "oversize_segments")
-COUNTERS += tuple(f"{kind}_bytes" for kind in ("allocated", "reserved", "active", "inactive_split", "requested"))
+COUNTERS = (
+    *("allocation", "segment", "active", "inactive_split"),
+    *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes"),
+)
 POOLS = ("all", "small_pool", "large_pool")
 MOMENTS = ("current", "peak", "allocated", "freed")
 
@@ -264,6 +266,7 @@ def _memory(place: Place, ledger: Ledger) -> dict[str, Any]:
         ):
             told.update({f"{name}.all.current": current, f"{name}.all.peak": most})
         told.update(num_alloc_retries=0, num_ooms=0, num_sync_all_streams=0, max_split_size=-1)
+        told.update({f"oversize_{kind}.{moment}": 0 for kind in ("allocations", "segments") for moment in MOMENTS})
         return told
 
     def nested_stats(device: Any = None) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _wrap(plain: Any, label: str, place: Place, ledger: Ledger, marks: Marks, *,
     of, host, redirect = place.of, place.host, ledger.redirect
     pins = not host and hasattr(place.module, "Stream")
     modes: Any = torch._C._len_torch_function_stack
-    plain_device, on_host = torch._C.TensorBase.device.__get__, Device(HOST)  # type: ignore[attr-defined]
+    plain_device, on_host = torch._C.TensorBase.device.__get__, Device(HOST)
     compiling = torch.compiler.is_compiling  # notes and frames are nothing for torch's compilers
 
     @functools.wraps(plain)
