@@ -8,14 +8,13 @@ import torch
 
 from anytorch.run.ledger import Ledger
 from anytorch.run.patches import Patches
-from anytorch.run.place import HOST, Place
+from anytorch.run.place import Place
 
 KERNEL = "aten::batch_norm_stats"
-KEYS = {HOST: "CPU", "xpu": "XPU", "mps": "MPS"}  # of the dispatcher; other devices are "PrivateUse1"
 
 
 def install(patches: Patches, place: Place, ledger: Ledger) -> None:
-    if torch._C._dispatch_has_kernel_for_dispatch_key(KERNEL, KEYS.get(place.kind, "PrivateUse1")):
+    if torch._C._dispatch_has_kernel_for_dispatch_key(KERNEL, torch._C._dispatch_key_for_device(place.kind)):
         return
     norm: Any = torch.nn.SyncBatchNorm
 
