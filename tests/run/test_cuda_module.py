@@ -58,6 +58,8 @@ def test_memory(cuda: Any) -> None:
     assert stats["allocated_bytes.all.peak"] >= 16 * 2**20 and stats["active_bytes.all.current"] > 0
     assert module.memory_reserved() >= 0 and module.max_memory_reserved() >= module.memory_reserved() - 2**20
     assert "MiB" in module.memory_summary()
+    assert stats["allocation.small_pool.current"] == stats["num_ooms"] == 0, "what no other device counts"
+    assert module.memory_stats_as_nested_dict()["active_bytes"]["all"]["current"] > 0
     module.empty_cache()
     assert x.numel() == 4 * 2**20
 
@@ -166,3 +168,29 @@ def test_switches_of_cudnn_are_kept_and_listed(device: str, cpu_wheel: None, fre
     assert fresh_ledger.ignored["torch.backends.cuda.matmul.allow_tf32"].first.startswith(f"{__file__}:")
     torch.backends.cudnn.benchmark = before[0]
     assert fresh_ledger.ignored["torch.backends.cudnn.benchmark"].count == 2, "nothing is noted after the block"
+
+
+def test_the_accelerator_is_cuda(cuda: Any, fresh_ledger: Any) -> None:
+    """A program may ask by either name; torch's own code goes on with the real device."""
+    accelerator = cuda.accelerator
+    assert accelerator.is_available() and accelerator.device_count() == 1 and accelerator.current_device_index() == 0
+    assert accelerator.current_accelerator(check_available=True) == cuda.device("cuda")
+    x = cuda.ones(2, device=accelerator.current_accelerator())
+    accelerator.synchronize(), accelerator.set_device_index(0), accelerator.empty_cache()
+    assert x.is_cuda and x.device.type == accelerator.current_accelerator().type
+    assert accelerator.memory_allocated() >= 0
+    assert fresh_ledger.redirected["torch.accelerator.synchronize()"].count == 1
+    asked = {"__name__": "torch.somewhere", "accelerator": accelerator}
+    exec("found = accelerator.current_accelerator()", asked)
+    assert asked["found"] != cuda.device("cuda")
+
+
+def test_nvidias_libraries(cuda: Any, fresh_ledger: Any) -> None:
+    before = cuda.backends.cuda.preferred_linalg_library()
+    assert cuda.backends.cuda.preferred_linalg_library("magma") == before
+    cuda.backends.cuda.cufft_plan_cache.clear()
+    cuda.backends.cuda.cufft_plan_cache[0].max_size = 10
+    assert cuda.backends.cuda.cufft_plan_cache.size == 0
+    assert "torch.backends.cuda.preferred_linalg_library()" in fresh_ledger.ignored
+    with pytest.raises(CannotStandIn, match="jiterator"):
+        cuda.cuda.jiterator._create_jit_fn("template <typename T> T f(T x) { return x; }")

@@ -7,17 +7,39 @@ from typing import Any
 
 import pytest
 
+from anytorch.errors import CannotStandIn
+
 
 def test_data_parallel_on_one_device(cuda: Any) -> None:
+    class Asking(cuda.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, given: Any) -> bool:
+            return bool(given["x"][0].is_cuda)
+
     model = cuda.nn.Linear(3, 2)
     parallel = cuda.nn.DataParallel(model)
     x = cuda.randn(4, 3)
     assert parallel(x).is_cuda and parallel.device_ids == [0]
+    assert cuda.nn.DataParallel(Asking())({"x": [x]}), "what it is given is on the device"
     assert cuda.allclose(parallel(x), model(x.cuda())) and list(parallel.state_dict()) == [
         "module.weight",
         "module.bias",
     ]
     assert cuda.nn.DataParallel(model, device_ids=[0]).cuda()(input=x).shape == (4, 2)
+
+
+def test_the_parts_of_data_parallel(cuda: Any) -> None:
+    parallel, comm = cuda.nn.parallel, cuda.cuda.comm
+    model, x = cuda.nn.Linear(3, 2).cuda(), cuda.randn(4, 3)
+    (part,) = parallel.scatter(x, [0])
+    (replica,) = parallel.replicate(model, [0])
+    expected = model(x.cuda())
+    assert part.is_cuda and cuda.equal(parallel.gather(parallel.parallel_apply([replica], [(part,)]), 0), expected)
+    assert cuda.equal(parallel.data_parallel(model, x, [0]), expected)
+    assert parallel.gather([expected.sum()], 0).shape == (1,), "numbers come as a vector"
+    assert comm.broadcast(x, [0])[0].is_cuda and comm.scatter(x, [0])[0].shape == x.shape
+    assert comm.gather([part, part]).shape == (8, 3) and comm.reduce_add([part, part]).tolist() == (2 * x).tolist()
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        parallel.scatter(x, [0, 1])
 
 
 def test_a_process_group(cuda: Any, device: str, tmp_path: Path) -> None:
@@ -44,6 +66,61 @@ def test_a_process_group(cuda: Any, device: str, tmp_path: Path) -> None:
         assert model.module.weight.grad.tolist() == [[1.0, 1.0]] and model.module.weight.grad.is_cuda
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching", "ignore::FutureWarning")
+def test_meshes_and_shards(cuda: Any, device: str, tmp_path: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    dist = cuda.distributed
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cuda", (1,))
+        assert mesh.size() == 1
+        model = cuda.nn.Linear(2, 1).cuda()
+        if device != "cpu":
+            for shard in (FullyShardedDataParallel, fully_shard):
+                with pytest.raises(CannotStandIn, match=r"test_parallel\.py:.*needs CUDA itself"):
+                    shard(model)
+            return
+        whole = FullyShardedDataParallel(cuda.nn.Linear(2, 1).cuda(), device_id=cuda.cuda.current_device())
+        fully_shard(model, mesh=mesh)
+        for one in (whole, model):
+            one(cuda.ones(3, 2, device="cuda")).sum().backward()
+            assert next(one.parameters()).grad is not None
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norm_over_processes(
+    cuda: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, momentum: float | None
+) -> None:
+    """Two processes with the same batch, by a sum that doubles: as one process with the batch twice."""
+    nn, dist = cuda.nn, cuda.distributed
+    x, weight = cuda.randn(4, 3, 5) * 2 + 5, cuda.randn(4, 3, 5)
+    expected = nn.BatchNorm1d(3, momentum=momentum)
+    twice = cuda.cat([x, x]).requires_grad_()
+    whole = expected(twice)
+    (whole * cuda.cat([weight, weight])).sum().backward()
+    layer = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3, momentum=momentum)).cuda()
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        nn.parallel.DistributedDataParallel(layer, device_ids=[0])  # which refuses such layers on a plain CPU
+        monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
+        monkeypatch.setattr(dist, "all_reduce", lambda tensor, group=None: tensor.mul_(2))
+        here = x.cuda().requires_grad_()
+        made = layer(here)
+        (made * weight.cuda()).sum().backward()
+    finally:
+        monkeypatch.undo()
+        dist.destroy_process_group()
+    assert cuda.allclose(made.cpu(), whole[:4], atol=1e-5)
+    assert cuda.allclose(here.grad.cpu(), twice.grad[:4], atol=1e-4)
+    assert cuda.allclose(2 * layer.weight.grad.cpu(), expected.weight.grad, atol=1e-3)
+    assert cuda.allclose(layer.running_mean.cpu(), expected.running_mean, atol=1e-5)
+    assert cuda.allclose(layer.running_var.cpu(), expected.running_var, atol=1e-4)
 
 
 def test_collectives_by_way_of_the_host(cpu_wheel: None, tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ def test_prints_what_it_prints_on_the_cpu(name: str, device: str, cpu_wheel: Non
     package = PACKAGES.get(name)
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
+    if (name, device) == ("fsdp", "webgpu"):
+        pytest.skip("refused: sharding needs streams, which the device lacks (test_parallel.py)")
     found = run(name, "-m", "anytorch", "run", "--device", device)
     if name in NEED_CUDA:
         return

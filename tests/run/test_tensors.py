@@ -106,7 +106,34 @@ def test_modules(cuda: Any, device: str) -> None:
     before.backward()
     optimizer.step()
     assert model(x).square().mean().item() < before.item()
-    assert {p.device for p in model.cpu().parameters()} <= {cuda.device("cpu"), cuda.device("cuda:0")}
+    for move in (lambda: model.cpu(), lambda: model.to("cpu"), lambda: model.to(cuda.ones(1))):
+        model.cuda()
+        assert {t.device for t in (*move().parameters(), *model.buffers())} == {cuda.device("cpu")}
+    assert model.to(x).state_dict()["0.weight"].is_cuda and all(
+        t.is_cuda for t in (*model.parameters(), *model.buffers())
+    )
+
+
+def test_buffers_follow_their_module(cuda: Any) -> None:
+    """They are tensors of the host's, which a module moves with its own."""
+    table = cuda.arange(3.0)
+    module = cuda.nn.Module()
+    module.register_buffer("table", table)
+    module.cuda()
+    assert module.table.is_cuda and module.table.device == cuda.device("cuda:0") and not table.is_cuda
+    table.zero_()
+    assert module.table.tolist() == [0.0, 1.0, 2.0], "a move is a copy"
+
+
+def test_tensors_that_name_the_cpu(cuda: Any) -> None:
+    for made in (
+        cuda.ones(2, device="cpu"),
+        cuda.ones(2).cuda().new_zeros(2, device="cpu"),
+        cuda.empty(1, device="cpu"),
+    ):
+        assert not made.is_cuda and made.device == cuda.device("cpu")
+    assert cuda.zeros_like(cuda.ones(2).cuda(), device="cpu").device.type == "cpu"
+    assert cuda.zeros_like(cuda.ones(2).cuda()).is_cuda
 
 
 def test_tensor_types_of_old(cuda: Any) -> None:
@@ -142,6 +169,8 @@ def test_pinned_memory(cuda: Any) -> None:
     x = cuda.ones(4).pin_memory()
     assert x.is_pinned() and x.tolist() == [1.0] * 4
     assert cuda.empty(3, pin_memory=True).is_pinned() and not cuda.ones(2).is_pinned()
+    told = cuda.empty(3, device="cpu", pin_memory=True)
+    assert told.is_pinned() and not told.is_cuda
     x.cuda(non_blocking=True).record_stream(cuda.cuda.current_stream())
 
 
@@ -181,6 +210,15 @@ def test_a_file_that_real_cuda_wrote(cuda: Any, device: str) -> None:
     finally:
         cuda.serialization.location_tag = plain
     assert truth(cuda.load(io.BytesIO(file.getvalue()))) == device
+
+
+def test_safetensors(cuda: Any, tmp_path: Any) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = tmp_path / "weights.safetensors"
+    save_file({"weight": cuda.arange(3.0, device="cuda")}, path)
+    loaded = load_file(path, device="cuda")["weight"]
+    assert loaded.is_cuda and loaded.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_copies_and_pickles(cuda: Any) -> None:

@@ -57,6 +57,7 @@ class StagedGroup(dist.ProcessGroup):
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size)
+        self._name = ""
         self._used: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
         _open.add(self)
 
@@ -73,6 +74,17 @@ class StagedGroup(dist.ProcessGroup):
         thread amid C++ ("terminate called without an active exception"), and the process with it.
         """
         self._used = None
+
+    # torch keeps the name with the group's back ends, and a group in Python has none. Device meshes ask for it.
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def getGroupName(self) -> str:
+        return self._name
 
     def getBackendName(self) -> str:
         return NAME  # for "gloo" torch would look for gloo itself behind it

@@ -54,6 +54,14 @@ REFUSED = [
     "_compile_kernel",
 ]
 
+# The counters of torch.cuda.memory_stats().
+COUNTERS = (
+    *("allocation", "segment", "active", "inactive_split"),
+    *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes"),
+)
+POOLS = ("all", "small_pool", "large_pool")
+MOMENTS = ("current", "peak", "allocated", "freed")
+
 # These look for NVIDIA's functions, in torch itself or in libraries, where they are told that CUDA is there.
 TOLD_THE_TRUTH = (
     "torch._dynamo",
@@ -83,6 +91,7 @@ def install(patches: Patches, place: Place, ledger: Ledger) -> None:
             if owner is torch.cuda or hasattr(owner, name):
                 patches.set(owner, name, value)
     _install_tools(patches, ledger)
+    _install_libraries(patches, ledger)
     plain_built = torch.backends.cuda.is_built
 
     def is_built() -> bool:
@@ -246,17 +255,29 @@ def _memory(place: Place, ledger: Ledger) -> dict[str, Any]:
         """Those of CUDA's counters that every device has; the rest are 0."""
         index = at(device)
         now, peak = place.allocated(index), place.peak(index)
-        told: OrderedDict[str, Any] = OrderedDict()
+        told: OrderedDict[str, Any] = OrderedDict(
+            (f"{name}.{pool}.{moment}", 0) for name in COUNTERS for pool in POOLS for moment in MOMENTS
+        )
         for name, current, most in (
             ("active_bytes", now, peak),
             ("allocated_bytes", now, peak),
             ("requested_bytes", now, peak),
             ("reserved_bytes", reserved(index), max_reserved(index)),
-            ("inactive_split_bytes", 0, 0),
         ):
             told.update({f"{name}.all.current": current, f"{name}.all.peak": most})
-        told.update(num_alloc_retries=0, num_ooms=0)
+        told.update(num_alloc_retries=0, num_ooms=0, num_sync_all_streams=0, max_split_size=-1)
+        told.update({f"oversize_{kind}.{moment}": 0 for kind in ("allocations", "segments") for moment in MOMENTS})
         return told
+
+    def nested_stats(device: Any = None) -> dict[str, Any]:
+        nested: dict[str, Any] = {}
+        for name, value in stats(device).items():
+            *path, last = name.split(".")
+            inner = nested
+            for part in path:
+                inner = inner.setdefault(part, {})
+            inner[last] = value
+        return nested
 
     def info(device: Any = None) -> tuple[int, int]:
         return place.free_and_total(at(device))
@@ -282,6 +303,9 @@ def _memory(place: Place, ledger: Ledger) -> dict[str, Any]:
         "memory_cached": reserved,
         "max_memory_cached": max_reserved,
         "memory_stats": stats,
+        "memory_stats_as_nested_dict": nested_stats,
+        "host_memory_stats": OrderedDict,
+        "host_memory_stats_as_nested_dict": dict,
         "memory_summary": summary,
         "mem_get_info": info,
         "empty_cache": empty_cache,
@@ -355,6 +379,32 @@ def _install_switches(patches: Patches, ledger: Ledger, named: str, switches: An
         plain(self, name, value)
 
     patches.set(kind, "__setattr__", set_switch)
+
+
+def _install_libraries(patches: Patches, ledger: Ledger) -> None:
+    """Which of NVIDIA's libraries is to compute, what they keep, and kernels in their language."""
+    for name in ("preferred_linalg_library", "preferred_blas_library"):
+        plain = getattr(torch.backends.cuda, name, None)
+        if plain is not None:
+            patches.set(torch.backends.cuda, name, _reading(plain, f"torch.backends.cuda.{name}", ledger))
+    ignoring = _ignoring("torch.backends.cuda.cufft_plan_cache", ledger)
+    patches.set(torch.backends.cuda.cuFFTPlanCache, "size", 0)
+    patches.set(torch.backends.cuda.cuFFTPlanCache, "max_size", property(lambda self: 0, ignoring))
+    patches.set(torch.backends.cuda.cuFFTPlanCache, "clear", ignoring)
+    for name in ("_create_jit_fn", "_create_multi_output_jit_fn"):
+        do = "write the function with torch's operations, and torch.compile it"
+        patches.set(torch.cuda.jiterator, name, refusing(f"torch.cuda.jiterator.{name}", do))
+
+
+def _reading(plain: Any, name: str, ledger: Ledger) -> Any:
+    """A function that sets what it is given, and returns what is set: only the second."""
+
+    def read(*args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            ledger.ignore(f"{name}()")
+        return plain()
+
+    return read
 
 
 def _ignoring(name: str, ledger: Ledger) -> Any:

@@ -17,7 +17,7 @@ from torch.utils._device import _device_constructors
 
 from anytorch.run.ledger import Ledger
 from anytorch.run.patches import Patches
-from anytorch.run.place import NAME, Device, Place
+from anytorch.run.place import HOST, NAME, Device, Place
 from anytorch.run.tensors import Marks, program_asks
 
 MAKERS = [
@@ -79,6 +79,7 @@ def _wrap(plain: Any, label: str, place: Place, ledger: Ledger, marks: Marks, *,
     of, host, redirect = place.of, place.host, ledger.redirect
     pins = not host and hasattr(place.module, "Stream")
     modes: Any = torch._C._len_torch_function_stack
+    plain_device, on_host = torch._C.TensorBase.device.__get__, Device(HOST)
     compiling = torch.compiler.is_compiling  # notes and frames are nothing for torch's compilers
 
     @functools.wraps(plain)
@@ -93,20 +94,27 @@ def _wrap(plain: Any, label: str, place: Place, ledger: Ledger, marks: Marks, *,
                 redirect(label)
                 made = plain(*args, **kwargs)
                 return marks.moved.add(made) if host and type(made) is torch.Tensor else made
-        elif kwargs.get("pin_memory") and not pins:
+        pinned = kwargs.get("pin_memory") and not pins
+        if pinned:
             ledger.ignore("pin_memory=True")
             kwargs["pin_memory"] = False
-            return marks.pinned.add(plain(*args, **kwargs))
-        elif (
+        made = plain(*args, **kwargs)
+        if pinned:
+            marks.pinned.add(made)
+        if (
             host
-            and fresh
+            and (fresh or device is not None)
             and not compiling()
             and program_asks(2)
-            and not (marks.default_is_cuda() if modes() else marks.by_default)
+            and type(made) is torch.Tensor
         ):
-            made = plain(*args, **kwargs)
-            return marks.on_host.add(made) if type(made) is torch.Tensor else made
-        return plain(*args, **kwargs)
+            if device is not None:
+                is_host = plain_device(made) == on_host
+            else:
+                is_host = not (marks.default_is_cuda() if modes() else marks.by_default)
+            if is_host:
+                marks.on_host.add(made)
+        return made
 
     return make
 

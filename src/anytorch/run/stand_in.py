@@ -12,6 +12,8 @@ import torch
 
 from anytorch.devices.choose import Resolution, as_usable, resolve, survey
 from anytorch.run import (
+    accelerator,
+    batch_norm,
     compiling,
     cuda_module,
     defaults,
@@ -107,10 +109,12 @@ class stand_in:
         defaults.install(patches, place, ledger, marks)
         cuda_module.install(patches, place, ledger)
         streams.install(patches, place, ledger)
+        accelerator.install(patches, place, ledger)
         graphs.install(patches, place, ledger)
         precision.install(patches, place, ledger)
         loading.install(patches, place, ledger, marks)
         parallel.install(patches, place, ledger)
+        batch_norm.install(patches, place, ledger)
         compiling.install(patches, place, ledger)
         refusals.install(patches)
         finder = Finder(
@@ -121,6 +125,7 @@ class stand_in:
             {
                 compiling.DYNAMO: partial(compiling.trace_as_the_program_sees_it, patches, place),
                 **{name: partial(change, patches) for name, change in refusals.LATER.items()},
+                **{name: partial(change, patches, place) for name, change in parallel.LATER.items()},
             },
         )
         sys.meta_path.insert(0, finder)

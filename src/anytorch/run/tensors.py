@@ -48,6 +48,9 @@ class Marked:
             self._sweep()
         return tensor
 
+    def discard(self, tensor: torch.Tensor) -> None:
+        self._known.pop(id(tensor), None)
+
     def _sweep(self) -> None:
         """Forget tensors that are gone."""
         self._known = {key: known for key, known in self._known.copy().items() if known() is not None}
@@ -93,6 +96,8 @@ def _install_moves(patches: Patches, place: Place, ledger: Ledger, marks: Marks)
             return plain_to(tensor, real, *args, **kwargs)
         name = frame(2).f_globals.get("__name__", "")
         if name.startswith(INSIDE) or name == "torch":
+            if tensor in marks.on_host and len(args) < 3:  # a module's buffer, say
+                kwargs["copy"] = True
             return plain_to(tensor, real, *args, **kwargs)
         if len(args) < 3:
             kwargs["copy"] = True
@@ -132,16 +137,49 @@ def _install_moves(patches: Patches, place: Place, ledger: Ledger, marks: Marks)
     patches.set(torch.Tensor, "cuda", cuda)
     if host:
         patches.set(torch.Tensor, "cpu", cpu)
-    plain_module_to: Any = torch.nn.Module.to
+    _install_module_moves(patches, place, marks)
 
-    def module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if args and args[0].__class__ is int:  # torch reads a number as the accelerator's, and the CPU is none
-            args = (Device(NAME, args[0]), *args[1:])
-        elif kwargs.get("device").__class__ is int:
-            kwargs["device"] = Device(NAME, kwargs["device"])
-        return plain_module_to(self, *args, **kwargs)
 
-    patches.set(torch.nn.Module, "to", module_to)
+def _install_module_moves(patches: Patches, place: Place, marks: Marks) -> None:
+    """Modules move in place, parameters and all. Where the CPU stands in, only these calls say on which side they are."""
+    module: Any = torch.nn.Module
+    plain_to, plain_cuda, plain_cpu = module.to, module.cuda, module.cpu
+
+    def settle(self: torch.nn.Module, *, on_host: bool) -> torch.nn.Module:
+        note: Any = marks.on_host.add if on_host else marks.on_host.discard
+        for tensor in (*self.parameters(), *self.buffers()):
+            note(tensor)
+        return self
+
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        where = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
+        if where.__class__ is int:  # torch reads a number as the accelerator's, and the CPU is none
+            where = Device(NAME, where)
+            if args:
+                args = (where, *args[1:])
+            else:
+                kwargs["device"] = where
+        moved = plain_to(self, *args, **kwargs)
+        if not place.host or not program_asks(2):
+            return moved
+        if isinstance(where, torch.Tensor):
+            return settle(moved, on_host=where in marks.on_host)
+        if isinstance(where, (str, Device)):
+            on_cuda = place.of(where) is not None
+            return settle(moved, on_host=not on_cuda) if on_cuda or Device(where).type == HOST else moved
+        return moved
+
+    def cuda(self: torch.nn.Module, device: Any = None) -> Any:
+        return settle(plain_cuda(self, device), on_host=False)
+
+    def cpu(self: torch.nn.Module) -> Any:
+        moved = plain_cpu(self)
+        return settle(moved, on_host=True) if program_asks(2) else moved
+
+    patches.set(module, "to", to)
+    if place.host:
+        patches.set(module, "cuda", cuda)
+        patches.set(module, "cpu", cpu)
 
 
 def program_asks(depth: int) -> bool:

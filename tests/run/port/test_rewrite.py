@@ -112,6 +112,9 @@ def ported(line: str) -> str:
         ('g = torch.Generator("cuda")', "g = torch.Generator(accelerator)"),
         ('torch.set_default_device("cuda")', "torch.set_default_device(accelerator)"),
         ("torch.set_default_tensor_type(torch.cuda.FloatTensor)", "torch.set_default_device(accelerator)"),
+        ("x = torch.cuda.IntTensor([0])", "x = torch.IntTensor([0]).to(accelerator)"),
+        ("y = x.type(torch.cuda.LongTensor)", "y = x.to(accelerator, torch.int64)"),
+        ("y = f(x).type('torch.cuda.HalfTensor')", "y = f(x).to(accelerator, torch.float16)"),
         ('c = {"device": "cuda"}', 'c = {"device": accelerator.type}'),
         ('m = Model(device="cuda")', "m = Model(device=accelerator.type)"),
         (
@@ -400,3 +403,33 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert source.read_text() == text
         shown = capsys.readouterr()
         assert (f"{source}:2: " in shown.out + shown.err) == (status == 1 and text.startswith("import"))
+
+
+CHOICE = "Tensor = torch.cuda.FloatTensor if cuda else torch.{}\n"
+
+
+@pytest.mark.parametrize("host", ["FloatTensor", "Tensor"])
+@pytest.mark.parametrize("asked", ["torch.cuda.is_available()", "True if torch.cuda.is_available() else False"])
+def test_a_name_for_a_tensor_type(asked: str, host: str) -> None:
+    """As in many GANs: a name is CUDA's type or the host's. It stays the host's, and what it makes is moved."""
+    uses = "z = Variable(Tensor(n, 1).fill_(1.0))\ny = x.type(Tensor)"
+    assert ported(f"cuda = {asked}\n{CHOICE.format(host)}{uses}") == (
+        f"cuda = {asked.replace('cuda', 'accelerator')}\nTensor = torch.{host}\n"
+        "z = Variable(Tensor(n, 1).to(accelerator).fill_(1.0))\ny = x.to(accelerator, torch.float32)"
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "cuda = args.cuda\n" + CHOICE + "x = Tensor(3)",  # the user's choice
+        "cuda = torch.cuda.is_available()\n" + CHOICE + "f(Tensor)",  # nobody knows what is done with it there
+        "cuda = torch.cuda.is_available()\ndef f(cuda):\n    " + CHOICE + "    return Tensor(3)",
+        "cuda = torch.cuda.is_available()\n" + CHOICE + "def f(Tensor):\n    return Tensor(3)",
+    ],
+)
+def test_a_name_for_a_tensor_type_that_stays(source: str) -> None:
+    source = f"import torch\n{source.format('FloatTensor')}\n"
+    found = port(source)
+    assert [note.before for note in found.left] == ["torch.cuda.FloatTensor"]
+    assert found.text.replace("torch.accelerator.is_available", "torch.cuda.is_available") == source

@@ -27,9 +27,9 @@ from anytorch.run.port.texts import (
     NAME,
     UNKNOWN_COMPARISON,
     VENDORS,
-    Texts,
     number_in,
 )
+from anytorch.run.port.types import Types
 
 # Functions of torch.cuda that torch.accelerator has under these names.
 ACCELERATOR = {
@@ -102,7 +102,7 @@ def port(source: str) -> Ported:
     return Ported(mark + tree.code, changes, listed)
 
 
-class Rewriter(Texts):
+class Rewriter(Types):
     """Rewrites from the inside out; every change is noted with the line it was made in."""
 
     def __init__(self, known: Facts) -> None:
@@ -114,6 +114,8 @@ class Rewriter(Texts):
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
         name = self._name(original_node.func)
+        if (typed := self._of_types(name, original_node, updated_node)) is not None:
+            return typed
         new = (
             self._cuda_call(name, original_node, updated_node)
             if name.startswith("torch.cuda.")
@@ -307,6 +309,8 @@ class Rewriter(Texts):
 
     def leave_IfExp(self, original_node: cst.IfExp, updated_node: cst.IfExp) -> cst.BaseExpression:
         """`"cuda" if torch.cuda.is_available() else "cpu"`, which is what `accelerator` is."""
+        if (chosen := self._of_choice(original_node, updated_node)) is not None:
+            return chosen
         if not self._asks_for_hardware(original_node.test):
             return updated_node  # it asks for something else, such as what the user wants
         body, orelse = code(updated_node.body), updated_node.orelse

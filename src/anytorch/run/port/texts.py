@@ -102,7 +102,7 @@ class Texts(Noting):
             return self._text_of_group(original_node) or updated_node
         elif text.partition(":")[0] in VENDORS and re.fullmatch(r"[a-z]+(:(\d+|%[ds]|\{\w*\})?)?", text):
             return self._text(original_node) or updated_node
-        elif text == "torch.cuda.FloatTensor":
+        elif re.fullmatch(r"torch\.cuda\.\w+Tensor", text):
             self._leave(original_node, CUDA_ALONE)
         return updated_node
 
