@@ -467,3 +467,21 @@ def test_keyword_arguments_and_structures() -> None:
     fast = compiled(function)
     for scale in (2.0, 3.0, 2.0):
         torch.testing.assert_close(fast(batch, scale=scale), function(batch, scale=scale), rtol=1e-4, atol=1e-5)
+
+
+def test_powers_of_whole_numbers_keep_their_digits(ours: list[compiler.Region]) -> None:
+    same(lambda x: x**2 + 1, torch.tensor([[100_001, 3], [-7, 2**31 + 1]]), rtol=0, atol=0)
+    same(lambda x: x**3 - 1, torch.tensor([[100_001, 3], [-7, 99_999]]), rtol=0, atol=0)
+    assert run_by_us(ours)
+
+
+def test_a_size_whose_strides_another_thread_forgot(ours: list[compiler.Region]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (torch.tanh(x) * 2).T
+
+    fast, x = compiled(function, dynamic=True), torch.randn(5, 7)
+    fast(x)
+    for region in ours:
+        region._steps.clear()
+    torch.testing.assert_close(fast(x), function(x), rtol=1e-4, atol=1e-5)
+    assert fast(x).stride() == (1, 7) and run_by_us(ours)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
 import torch
 
 from anytorch.errors import WrongAnswer
-from anytorch.graph import field, reference, verify
+from anytorch.graph import field, reference, shrink, verify
 from anytorch.graph.ir import Builder, Graph
 from anytorch.graph.lower import lowered
 from anytorch.graph.rewrite import (
@@ -145,6 +146,23 @@ def test_sizes_that_are_products_in_several_ways_are_made_smaller_too() -> None:
     (small,) = shrunk(graph)
     assert max(math.prod(map(int, node.shape)) for _, node in small) < 64_000 < 1024 * 384
     assert [node.op for _, node in small] == [node.op for _, node in graph]
+
+
+def test_many_sizes_that_fit_no_reshape_are_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dozen powers of two can be made of one another in more ways than anybody can wait for."""
+    b = Builder()
+    made = [b.add("exp", b.input((2**power, 2), "float32")) for power in range(5, 17)]
+    odd = b.input((9 * 2**17, 30), "float32")
+    graph = b.graph([*made, b.add("reshape", odd, shape=(6 * 2**17, 45))])
+    steps, plain = itertools.count(), shrink._ways
+
+    def counted(size: int, mapping: Mapping[int, int]) -> Iterable[int]:
+        assert next(steps) < 20_000
+        return plain(size, mapping)
+
+    monkeypatch.setattr(shrink, "_ways", counted)
+    (small,) = shrunk(graph)
+    assert small.nodes[small.inputs[0]].shape[0] < 32
 
 
 def test_errors_are_found_where_the_truth_is_a_number_and_change_nothing() -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.nn import functional as F
 
-from anytorch import settings
+from anytorch import native, settings
 from anytorch.devices.types import Caps
 from anytorch.errors import GraphError, UnknownDevice, WrongAnswer
 from anytorch.graph import KernelGraph, backs, new_kernel_graph, search, trace, verify
@@ -421,3 +422,47 @@ def test_sizes_and_layouts_that_are_none_are_told() -> None:
     for number in (-2, 2.5, "2", None):
         with pytest.raises(GraphError, match="size b="):
             g.superoptimize(sizes={"b": number})  # type: ignore[dict-item]
+
+
+def test_autocast_changes_no_graph() -> None:
+    """A graph says what dtype every op has, and is compared with what it says."""
+    g = new_kernel_graph()
+    x, w = g.new_input((5, 33), dtype="float32"), g.new_input((33, 9), dtype="float32")
+    g.mark_output(g.exp(g.matmul(x, w) * 0.1))
+    inputs = [torch.randn(5, 33), torch.randn(33, 9)]
+    wanted = torch.exp(inputs[0] @ inputs[1] * 0.1)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(g(*inputs)[0], wanted)
+            g.superoptimize(*inputs, time_limit_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda g, x: g.sub(x, g._op("gt", x, 0.0)), r"sub of float32\[b, 5\] and bool\[b, 5\] is invalid"),
+        (lambda g, x: g.pow(g._op("gt", x, 0.0), g._op("lt", x, 0.0)), "pow of bool.* it needs numbers, not bools"),
+        (lambda g, x: g.reshape(x, 5), "reshape of .* to 5 is invalid: pass a list"),
+        (lambda g, x: g.clamp(x, "a"), "clamp: 'a' is invalid: use a number"),
+        (lambda g, x: g.rms_norm(x, eps="a"), "rms_norm: eps='a' is invalid"),
+        (lambda g, x: g.new_input((2,), strides=("a",)), "strides=.* is invalid: pass whole numbers"),
+        (lambda g, x: g(None, torch.ones(2, 5)), "input 0 is NoneType, not a tensor"),
+        (lambda g, x: g.superoptimize(sizes=[8]), "pass a dict such as"),
+        (lambda g, x: g.superoptimize(sizes={"b": "8"}), "size b='8' is invalid: use a whole number"),
+        (lambda g, x: g.superoptimize(sizes={"b": 8}, time_limit_s="a"), "time_limit_s='a' is invalid: use a number"),
+    ],
+)
+def test_what_is_wrong_with_an_argument_is_told(build: Any, said: str) -> None:
+    g = new_kernel_graph()
+    x = g.new_input(("b", 5), dtype="float32")
+    g.mark_output(g.add(x, g.new_input(("b", numpy.int64(5)), dtype="float32")))
+    with pytest.raises(GraphError, match=said):
+        build(g, x)
+
+
+def test_what_was_measured_for_one_simd_level_does_not_hold_for_another() -> None:
+    graph, known = CASES["gated mlp"]()
+    found, _ = backs.back_of(CPU)
+    assert found is not None and found.target == native.level().name
+    asked = [search.question(graph, known, CPU, False, replace(found, target=name)).key for name in ("avx2", "avx512")]
+    assert asked[0] != asked[1]

@@ -192,6 +192,48 @@ def test_bytes_are_weights_and_nothing_is_computed_in_them() -> None:
     assert b.nodes[b.add("mul", x, y)].dtype == "float32"
 
 
+BIG = [2**40 + 1, -(2**33) - 3, 100_001, 16_777_217, -7, 0, 5, 2**31 - 1]
+EXACT: dict[str, Callable[[Builder, int, int], int]] = {
+    "large ones beside flags": lambda b, x, f: b.add("maximum", b.add("gt", f, b.constant(0.0, "float32")), x),
+    "comparisons": lambda b, x, f: b.add("eq", x, b.add("where", b.add("gt", f, b.constant(0.0, "float32")), x, x)),
+    "positions beside large ones": lambda b, x, f: b.add("lt", b.add("iota", shape=(8, 8), dim=1, dtype="int64"), x),
+    "squares of 32 bits": lambda b, x, f: b.add("gt", b.add("square", b.add("cast", x, dtype="int32")), x),
+    "floor": lambda b, x, f: b.add("floor", x),
+    "cut floats": lambda b, x, f: b.add("add", b.add("cast", f, dtype="int64"), b.constant(1, "int64")),
+    "functions of cut floats": lambda b, x, f: b.add("cos", b.add("cast", f, dtype="int64")),
+    "sums of bools": lambda b, x, f: b.add("exp", b.add("add", *[b.add("eq", f, f)] * 2)),
+    "an extreme of bools": lambda b, x, f: b.add("reduce", b.add("gt", f, x), how="max", dims=(1,), keepdim=True),
+    "an extreme of what does not change": lambda b, x, f: b.add(
+        "reduce", b.add("expand", b.add("slice", f, dim=0, start=0, stop=1), shape=(5, 8)), how="min", dims=(0,)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_whole_numbers_keep_all_their_digits(name: str) -> None:
+    """The gates try small ones, so kernels must be right by construction: vectors are floats, which hold 24 bits."""
+    b = Builder()
+    x, f = b.input((8, 1), "int64"), b.input((8, 8), "float32")
+    graph = b.graph([EXACT[name](b, x, f)])
+    cut = partition(graph, {})
+    kernel = cut.kernel(cut.groups[0])
+    floats = torch.randn(8, 8) * 3
+    floats[0, :4] = torch.tensor([16_777_216.0, -2.5e9, 3e18, -0.5])
+    inputs = [one for one, n in zip([torch.tensor(BIG)[:, None], floats], (x, f), strict=True) if n in graph.inputs]
+    for schedule in back.candidates(kernel, {}):
+        program = Program(cut, [Step(cut.groups[0], kernel, back.prepare(kernel, schedule))])
+        (found,), (wanted,) = program(inputs, poison=True), reference.evaluate(graph, inputs)
+        few = 1e-5 if wanted.is_floating_point() else 0
+        torch.testing.assert_close(found, wanted, rtol=few, atol=few)
+
+
+def test_powers_of_whole_numbers_are_torchs() -> None:
+    b = Builder()
+    x = b.input((4, 100), "int64")
+    cut = partition(b.graph([b.add("pow", x, b.constant(3, "int64"))]), {})
+    assert not back.candidates(cut.kernel(cut.groups[0]), {})
+
+
 def test_whole_numbers_are_summed_by_torch() -> None:
     """A float32 holds 24 bits: sums of ids and counts of many elements would be wrong."""
     b = Builder()

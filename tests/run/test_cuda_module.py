@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import anytorch
 from anytorch.errors import CannotStandIn
 
 
@@ -183,6 +184,22 @@ def test_the_accelerator_is_cuda(cuda: Any, fresh_ledger: Any) -> None:
     asked = {"__name__": "torch.somewhere", "accelerator": accelerator}
     exec("found = accelerator.current_accelerator()", asked)
     assert asked["found"] != cuda.device("cuda")
+
+
+def test_torchs_own_code_finds_no_accelerator_where_the_cpu_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build for CUDA names it with or without a card: torch.compile asked for the stream of one that is not there."""
+    import torch
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    asked = {"__name__": "torch.somewhere", "torch": torch}
+    question = "found = torch.accelerator.is_available(), torch.accelerator.device_count()"
+    with anytorch.stand_in("cpu"):
+        assert torch.accelerator.is_available() and torch.accelerator.device_count() == 1
+        exec(question, asked)
+    assert asked["found"] == (False, 0)
+    exec(question, asked)
+    assert asked["found"] == (True, 1)
 
 
 def test_nvidias_libraries(cuda: Any, fresh_ledger: Any) -> None:

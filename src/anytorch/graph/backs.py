@@ -21,7 +21,8 @@ Launch = Callable[[Sequence[torch.Tensor], Mapping[str, int]], None]
 class Back:
     """`candidates` lists the schedules worth trying for a kernel, or the first few; `render` gives a text, `prepare`
     compiles it; `compile_ahead` compiles many schedules at once, for the tensors they will be called with. `splits`: its
-    schedules divide long loops among units, so that the graph need not be rewritten for that."""
+    schedules divide long loops among units, so that the graph need not be rewritten for that. `target` is what texts are
+    compiled for, where a setting may change that: what was measured for another one does not hold."""
 
     name: str
     candidates: Callable[[Kernel, Mapping[str, int], int | None], list[Schedule]]
@@ -32,6 +33,7 @@ class Back:
     repeats: bool  # computing a small product again in every tile costs less than another launch
     most_buffers: int = MOST_BUFFERS  # that a kernel may read and write: a group of ops with more is divided
     considered: Callable[[Kernel, Mapping[str, int]], list[Schedule]] | None = None  # candidates and others, sooner
+    target: str = ""
 
     def schedule(self, kernel: Kernel, known: Mapping[str, int], name: str) -> Schedule | None:
         """The candidate of this name, to prepare it once more; None if there is none."""
@@ -70,6 +72,7 @@ def _triton(device: torch.device) -> tuple[Back | None, str]:
 
 
 def _cpp() -> tuple[Back | None, str]:
+    from anytorch import native
     from anytorch.graph.back import cpp
 
     try:
@@ -77,5 +80,13 @@ def _cpp() -> tuple[Back | None, str]:
     except NativeUnavailable as exc:
         return None, exc.message
     return Back(
-        "cpp", cpp.candidates, cpp.render, cpp.prepare, cpp.compile_ahead, True, False, considered=cpp.considered
+        "cpp",
+        cpp.candidates,
+        cpp.render,
+        cpp.prepare,
+        cpp.compile_ahead,
+        True,
+        False,
+        considered=cpp.considered,
+        target=native.level().name,
     ), ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from anytorch import limits, logs
-from anytorch.errors import GraphError
+from anytorch.errors import GraphError, UsageError
 from anytorch.graph import records, reference
 from anytorch.graph.ir import Graph
 from anytorch.graph.partition import least_bytes, moved_bytes
@@ -48,6 +48,13 @@ MIRAGES = (
 
 
 def call(owner: KernelGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    if torch._C._is_any_autocast_enabled():  # a graph says what dtype every op has
+        with torch._C._DisableAutocast():
+            return _called(owner, tensors)
+    return _called(owner, tensors)
+
+
+def _called(owner: KernelGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     program = None
     try:
         key = tuple([(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors])
@@ -116,8 +123,9 @@ def superoptimize(
         raise GraphError(f"superoptimize: unknown options {', '.join(sorted(unknown))}")
     if options:
         log.info("superoptimize: %s describe Mirage's own search and are not used", ", ".join(sorted(options)))
-    if not limits.SECONDS.holds(time_limit_s):
-        raise GraphError(f"superoptimize: time_limit_s={time_limit_s} is invalid: {limits.SECONDS.words}")
+    time_limit_s = _checked(limits.SECONDS, "time_limit_s=", time_limit_s)
+    if not isinstance(sizes, Mapping):
+        raise GraphError(f"superoptimize: sizes={sizes!r} is invalid: pass a dict such as {{'b': 8}}")
     graph = owner.graph
     device = owner.device(examples)
     if examples:
@@ -132,13 +140,19 @@ def superoptimize(
             f"superoptimize: sizes without a number: {lacking}; unknown sizes: {odd}",
             hint=f"pass sizes={{{wanted}}}, or example tensors",
         )
-    for name, number in known.items():
-        if not isinstance(number, int) or not limits.COUNT_OR_NONE.holds(number):
-            raise GraphError(f"superoptimize: size {name}={number!r} is invalid: {limits.COUNT_OR_NONE.words}")
+    known = {name: _checked(limits.COUNT_OR_NONE, f"size {name}=", number) for name, number in known.items()}
     with progress(verbose, time_limit_s) as tell:
         found = records.searched(Search(graph, known, device, time_limit_s, tell))
     owner._found[_key(known, device)] = found
     owner._ready.clear()
+
+
+def _checked(limit: limits.Limit, said: str, value: Any) -> Any:
+    """The number, NumPy's included, as Python's own. Raises GraphError."""
+    try:
+        return limit.check("", value)
+    except UsageError as exc:
+        raise GraphError(f"superoptimize: {said}{value!r} is invalid: {limit.words}") from exc
 
 
 def _key(known: Mapping[str, int], device: torch.device) -> tuple[Any, ...]:

@@ -262,29 +262,30 @@ class Region(torch.nn.Module):
         if not {name for steps in self._strides for name in names_of(steps)} <= self.kernel_graph.sizes:
             raise Untraceable("strides that do not follow from the sizes of the inputs")
         self._copied = [_is_copy_of_an_input(one) for one in results]
-        self._chosen: dict[tuple[Any, ...], Found] = {}
+        self._chosen: dict[tuple[Any, ...], Found] = {}  # by what was called with
         self._by_magnitude: dict[tuple[Any, ...], Found] = {}
         # torch.compile calls a graph without named sizes with one kind of inputs.
         self._is_fixed = not self.kernel_graph.sizes
-        self._steps: dict[
-            tuple[Any, ...], list[tuple[int, ...]]
-        ] = {}  # the strides of results, by what was called with
+        self._steps: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}  # the strides of results, likewise
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         key = () if self._is_fixed else (inputs[0].device, *[tensor.shape for tensor in inputs])
         found = self._chosen.get(key)
         if found is None:
+            found = self._found_for(inputs)
             if len(self._chosen) >= MOST_SIZES:
                 self._chosen.clear()
-                self._steps.clear()
-            found = self._chosen[key] = self._found_for(inputs)
-            if found.program is not None:
-                known = reference.sizes_of(self.kernel_graph, inputs)
-                self._steps[key] = [shape_at(steps, known) for steps in self._strides]
+            self._chosen[key] = found
         if found.program is None:
             return self.plain(*inputs)
+        steps = self._steps.get(key)  # other threads may be here, too: what is missing is made again
+        if steps is None:
+            known = reference.sizes_of(self.kernel_graph, inputs)
+            if len(self._steps) >= MOST_SIZES:
+                self._steps.clear()
+            steps = self._steps[key] = [shape_at(strides, known) for strides in self._strides]
         # What comes after was compiled, or is written, for the strides that torch's own ops would have given.
-        made = [_laid_out(one, stride) for one, stride in zip(found.program(inputs), self._steps[key], strict=True)]
+        made = [_laid_out(one, stride) for one, stride in zip(found.program(inputs), steps, strict=True)]
         # A graph has no copies: what it returns of an input is that input, which may be written to afterwards.
         made = [one.clone() if copied else one for one, copied in zip(made, self._copied, strict=True)]
         return made[0] if self._single else made

@@ -13,6 +13,7 @@ The names are Mirage's. A graph that was not searched runs op by op through torc
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Union
@@ -130,7 +131,10 @@ class KernelGraph:
         if isinstance(dims, str) or not isinstance(dims, Sequence):
             raise GraphError(f"new_input: dims={dims!r} is invalid: pass a list or tuple of sizes")
         shape = tuple(self._size(size) for size in dims)
-        given = None if strides is None else tuple(int(step) for step in strides)
+        try:
+            given = None if strides is None else tuple(operator.index(step) for step in strides)
+        except TypeError as exc:
+            raise GraphError(f"new_input: strides={strides!r} is invalid: pass whole numbers") from exc
         return self._made(self._builder.input(shape, _dtype(dtype), strides=given, name=name))
 
     def mark_output(self, tensor: DTensor, strides: Sequence[int] | None = None) -> None:
@@ -211,6 +215,9 @@ class KernelGraph:
         """Numbers below `min_val` become it, numbers above `max_val` become that."""
         if min_val is None and max_val is None:
             raise GraphError("clamp needs min_val, max_val or both")
+        for bound in (min_val, max_val):
+            if bound is not None and not isinstance(bound, (int, float, DTensor)):
+                raise GraphError(f"clamp: {bound!r} is invalid: use a number")
         if min_val is not None:
             x = self.maximum(x, min_val)
         return x if max_val is None else self.minimum(x, max_val)
@@ -289,6 +296,8 @@ class KernelGraph:
 
     def reshape(self, x: DTensor, shape: Sequence[SizeLike | str]) -> DTensor:
         """Another shape for the same elements; one size may be -1 for what is left."""
+        if isinstance(shape, str) or not isinstance(shape, Sequence):
+            raise GraphError(f"reshape of {words(x.shape)} to {shape!r} is invalid: pass a list or tuple of sizes")
         sizes = [self._size(size) for size in shape]
         if sizes.count(-1) == 1:
             rest = product(size for size in sizes if size != -1)
@@ -439,7 +448,7 @@ class KernelGraph:
         import torch
 
         if self.backend == "auto":
-            return inputs[0].device if inputs else torch.device("cpu")
+            return next((one.device for one in inputs if isinstance(one, torch.Tensor)), torch.device("cpu"))
         if self._device is None:
             self._device = resolve(self.backend).device
         return self._device
@@ -486,7 +495,11 @@ class KernelGraph:
         rank = len(shape) if shape is not None else len(weight.shape) if weight is not None else 1
         if shape is not None and tuple(shape) != x.shape[len(x.shape) - rank :]:
             raise GraphError(f"{op} of {words(x.shape)} over {words(shape)} is invalid: these are not its last sizes")
-        return self._op(op, x, *(one for one in given if one is not None), rank=rank, eps=float(eps))
+        try:
+            least = float(eps)
+        except (TypeError, ValueError) as exc:
+            raise GraphError(f"{op}: eps={eps!r} is invalid: use a number that is not negative") from exc
+        return self._op(op, x, *(one for one in given if one is not None), rank=rank, eps=least)
 
     def _size(self, size: Any) -> SizeLike:
         if isinstance(size, str):
@@ -496,6 +509,8 @@ class KernelGraph:
                 raise GraphError(str(exc)) from exc
         if isinstance(size, (int, Size)):
             return size
+        if hasattr(size, "__index__"):  # NumPy's
+            return operator.index(size)
         raise GraphError(f"size {size!r} is invalid: use a whole number or a name")
 
 

@@ -161,6 +161,9 @@ def _binary(name: str) -> Rule:
         if name in COMPARISONS or name in LOGICAL:
             return shape, "bool"
         dtype = result_dtype(nodes)
+        if (name == "sub" and any(node.dtype == "bool" for node in nodes)) or (name == "pow" and dtype == "bool"):
+            asked = " and ".join(f"{node.dtype}{words(node.shape)}" for node in nodes)
+            raise GraphError(f"{name} of {asked} is invalid: it needs numbers, not bools", hint="cast it first")
         return shape, "float32" if name == "div" and dtype not in FLOATS else dtype
 
     return rule

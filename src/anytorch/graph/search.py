@@ -109,7 +109,7 @@ def code_version() -> str:
     return found.hexdigest()
 
 
-def question(graph: Graph, known: Mapping[str, int], device: torch.device, quick: bool, back: str) -> Question:
+def question(graph: Graph, known: Mapping[str, int], device: torch.device, quick: bool, back: Back) -> Question:
     sizes = ", ".join(f"{name}={known[name]}" for name in sorted(known))
     ops = len([node for _, node in graph if node.op != "input"])
     title = f"{graph.key[:8]}: {ops} ops{f', {sizes}' if sizes else ''}"
@@ -118,7 +118,8 @@ def question(graph: Graph, known: Mapping[str, int], device: torch.device, quick
         "sizes": dict(known),
         "threads": torch.get_num_threads(),
         "code": code_version(),
-        "handwritten": handwritten.version(back),
+        "handwritten": handwritten.version(back.name),
+        "target": back.target,
         "quick": quick,
     }
     return Question.of(KIND, title, str(device), **facts)
@@ -151,12 +152,11 @@ class Search:
         """Recall or search. Ctrl-C ends the search with the best found so far."""
         # An error of earlier work, such as an index out of range, is the program's: nothing below may take it for its own.
         synchronize(self.device)
-        with unobserved():
+        # A graph says what dtype every op has: autocast would compare it with something else.
+        with unobserved(), torch._C._DisableAutocast():
             try:
                 return self._run()
-            except (
-                IndexError
-            ) as exc:  # of torch's own ops: ids that the graph computes itself, of inputs that were made up
+            except IndexError as exc:  # of torch's own ops: ids that the graph computes itself, of made inputs
                 log.info("the graph runs op by op through torch: made inputs lead beyond a table (%s)", exc)
                 return Found(None, None, why="on made inputs an index that it computes is beyond its table")
 
@@ -165,7 +165,7 @@ class Search:
         if back is None:
             _say_once(why)
             return Found(None, None, why=why)
-        asked = question(self.graph, self.known, self.device, self.quick, back.name)
+        asked = question(self.graph, self.known, self.device, self.quick, back)
         verdict = recall(asked, budget_s=self.time_limit_s)  # if it was cut short, for calls without more time
         if verdict is not None:
             found = self._again(back, verdict)
@@ -331,8 +331,8 @@ class Search:
         return self._asked(back, title, {**facts, "sources": handwritten.version(back.name)})
 
     def _asked(self, back: Back, title: str, facts: Mapping[str, Any]) -> Question:
-        more = {**facts, "back": back.name, "threads": torch.get_num_threads(), "code": code_version()}
-        return Question.of(KERNEL_KIND, title, str(self.device), **more)
+        more = {"back": back.name, "target": back.target, "threads": torch.get_num_threads(), "code": code_version()}
+        return Question.of(KERNEL_KIND, title, str(self.device), **facts, **more)
 
     def _tuned(
         self,

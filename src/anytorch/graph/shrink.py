@@ -13,7 +13,7 @@ from anytorch.graph.sizes import Shape, Size, SizeLike
 
 LARGE = 24  # sizes beyond this are made smaller
 TARGETS = (6, 10, 14, 9, 15, 21)  # what they become: even and odd ones, all different
-TRIES = 64
+TRIES, STEPS = 64, 1000  # sizes for all that are tried, and looked for: with many sizes there are too many ways
 
 
 def shrunk(*graphs: Graph) -> tuple[Graph, ...]:
@@ -27,7 +27,8 @@ def shrunk(*graphs: Graph) -> tuple[Graph, ...]:
     reshapes = {
         (graph.nodes[node.args[0]].shape, node.shape) for graph in graphs for _, node in graph if node.op == "reshape"
     }
-    for mapping in islice(_mappings(sizes, reshapes, {}), TRIES):
+    found = (one for one in islice(_mappings(sizes, reshapes, {}), STEPS) if one is not None)
+    for mapping in islice(found, TRIES):
         if all(_fits(graph, mapping) for graph in graphs):
             break
     else:  # one after another, those that fit without what larger ones may become
@@ -40,8 +41,8 @@ def shrunk(*graphs: Graph) -> tuple[Graph, ...]:
 
 def _mappings(
     sizes: Sequence[int], reshapes: Iterable[tuple[Shape, Shape]], mapping: Mapping[int, int]
-) -> Iterator[Mapping[int, int]]:
-    """What all sizes may become together, so that no reshape changes the number of elements."""
+) -> Iterator[Mapping[int, int] | None]:
+    """What all sizes may become together, so that no reshape changes the number of elements; None for every dead end."""
     if not sizes:
         yield mapping
         return
@@ -52,6 +53,8 @@ def _mappings(
             for before, after in reshapes
         ):
             yield from _mappings(sizes[1:], reshapes, more)
+        else:
+            yield None
 
 
 def _count(shape: Shape, mapping: Mapping[int, int]) -> int | None:

@@ -72,8 +72,11 @@ POWERS: dict[float, tuple[str, ...]] = {
 
 def _pow_by_number(one: Tracer, node: FxNode, x: Any, power: Any) -> int:
     number = one.operand(x)
-    if power not in POWERS or one.b.nodes[number].dtype not in ops.FLOATS:
+    by_itself = isinstance(power, int) and power == 2  # exact for whole numbers, too
+    if power not in POWERS or (one.b.nodes[number].dtype not in ops.FLOATS and not by_itself):
         return _pointwise("pow")(one, node, x, power)
+    if one.b.nodes[number].dtype in ops.HALVES and len(POWERS[power]) > 1:  # torch rounds once, at the end
+        number = one.b.add("cast", number, dtype="float32")
     for op in POWERS[power]:
         number = one.b.add(op, number)
     return number

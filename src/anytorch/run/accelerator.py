@@ -31,6 +31,10 @@ SAME = {
     "get_memory_info": "mem_get_info",
 }
 
+# What torch's own code is told where the CPU stands in. A build for CUDA has CUDA as its accelerator, with or without a
+# card, and asks torch.cuda, which answers as the program expects: torch.compile then asked a missing card for its stream.
+NONE: dict[str, Callable[..., Any]] = {"is_available": lambda: False, "device_count": lambda: 0}
+
 
 def install(patches: Patches, place: Place, ledger: Ledger) -> None:
     """To be called when torch.cuda has its functions of the stand-in."""
@@ -50,6 +54,8 @@ def install(patches: Patches, place: Place, ledger: Ledger) -> None:
     for name, ours in answers.items():
         plain = getattr(accelerator, name, None)
         if plain is not None:  # some are newer than the oldest torch we take
+            if place.host:
+                plain = NONE.get(name, plain)
             patches.set(accelerator, name, _by_who_asks(ours, plain, f"torch.accelerator.{name}()", ledger))
 
 

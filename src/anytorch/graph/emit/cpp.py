@@ -259,6 +259,7 @@ class _Writer:
             return self._choose(expr, point, lane)
         args = [self.value(arg, point) for arg in expr.args]
         if lane is not None:
+            functions.check_digits(expr, lambda one: self._lane(one.axes) is not None)
             args = [f"wide({arg})" for arg in args]
         elif expr.dtype in ops.FLOATS or any(arg.dtype in ops.FLOATS for arg in expr.args):
             args = [
@@ -468,6 +469,8 @@ class _Writer:
             bodies = [self._body(one, {**outer_point, **inner}) for inner in self._all_points(frozenset(over))]
             parts = [text_of(body) for body in bodies]
             if one.how in ("max", "min"):
+                if kinds[one] == "end":  # what does not change along the axis is no vector
+                    parts = [f"wide({part})" for part in parts]
                 folded = parts[0]
                 for part in parts[1:]:
                     folded = f"g_{one.how}imum({folded}, {part})"
@@ -494,9 +497,14 @@ class _Writer:
                 for body in bodies:
                     self._line(f"{target} = {plus(target, body)};")
 
+    def _number(self, body: Expr, point: Point) -> str:
+        """A value as a float or a vector: what is folded may be a bool."""
+        text = self.value(body, point)
+        return f"(float)({text})" if self.type_of(body) == "whole" else text
+
     def _body(self, one: Reduction, point: Point) -> Body:
         """What is folded at a point, with the neutral element in the lanes beyond the end; of a dot, both factors."""
-        values = tuple(self.value(body, point) for body in one.bodies)
+        values = tuple(self._number(body, point) for body in one.bodies)
         lane = next((axis for axis in one.over if axis in self.vectors), None)
         if lane is not None and lane in self.left:
             return (f"keep_first(wide({text_of(values)}), (int){self.left[lane]}, fill({neutral(one.how)}))",)

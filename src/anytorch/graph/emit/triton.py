@@ -193,6 +193,8 @@ class _Writer(Tiles):
         whole = expr.dtype in ops.FLOATS and all(arg.dtype not in ops.FLOATS for arg in expr.args)
         if whole:
             args = [f"({arg}).to(tl.float32)" for arg in args]
+        if expr.dtype not in ops.FLOATS and expr.op in ("relu", "floor"):  # through floats they would lose digits
+            return args[0] if expr.op == "floor" else f"tl.maximum({args[0]}, 0)"
         template = UNARY.get(expr.op) or BINARY[expr.op]
         for helper in HELPERS:
             if template.startswith(helper):

@@ -180,6 +180,7 @@ EACH_LANE(g_sin, std::sin)
 EACH_LANE(g_cos, std::cos)
 EACH_LANE(g_erf, std::erf)
 EACH_LANE(g_floor, std::floor)
+EACH_LANE(g_trunc, std::trunc)
 EACH_LANE(g_log1p, std::log1p)
 EACH_LANE(g_expm1, std::expm1)
 INLINE vf g_pow(vf x, vf y) {
@@ -195,6 +196,8 @@ INLINE vf g_exp(vf x) {  // vexp where that holds, its square of one half beyond
   return choose(x != x, x, e);
 }
 INLINE float g_exp(float x) { return std::exp(x); }
+// Whole numbers as floats: -0.5 becomes 0, and what is not in [-end, end) becomes -end, as processors have it.
+INLINE vf g_whole(vf x, float end) { return choose((x >= -end) & (x < end), g_trunc(x) + 0.0f, fill(-end)); }
 INLINE vf g_sqrt(vf x) {
 #if defined(__AVX512F__)
   return (vf)_mm512_sqrt_ps((__m512)x);

@@ -193,7 +193,7 @@ INLINE vf vexp(vf x) {
 }
 
 // x * Phi(x), the GELU by the error function: Phi(x) - 1/2 = x P(x^2) / Q(x^2) on |x| <= 5.6, our own fit, error 1e-8.
-// Below -5.6, x * Phi(x) is that of -5.6, less than 6e-8: the error of Phi must not be multiplied by a huge x.
+// Below -5.6 it is zero, where x * Phi(x) is more than -6e-8: the error of Phi must not be multiplied by a huge x.
 INLINE vf gelu(vf x) {
   vf c = vmin(vmax(x, fill(-5.6f)), fill(5.6f));
   vf u = c * c;
@@ -210,8 +210,7 @@ INLINE vf gelu(vf x) {
   q = fma(q, u, fill(2.52834961e-01f));
   q = fma(q, u, fill(1.0f));
   vi low = x < fill(-5.6f);  // a NaN is not, and stays
-  x = as_float((low & as_int(c)) | (~low & as_int(x)));
-  return x * fma(c, p / q, fill(0.5f));
+  return x * as_float(~low & as_int(fma(c, p / q, fill(0.5f))));
 }
 INLINE vf silu(vf x) { return x / (1.0f + vexp(-x)); }
 INLINE vf gelu_tanh(vf x) {  // x / (1 + e^(-2y)), y = sqrt(2/pi) (x + 0.044715 x^3)
