@@ -301,9 +301,8 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
             thread.join()
 
     def _packed_with(self, model: nn.Module) -> list[Prepared]:
-        found = [
-            one for one in list(self._prepared) if not one.asked and "weights" in one.did
-        ]  # models may go meanwhile
+        prepared = list(self._prepared)  # models may go meanwhile
+        found = [one for one in prepared if not one.asked and "weights" in one.did]
         return [one for one in found if one.shares_parts_with(model)]
 
     def _remember(self, model: nn.Module, prepared: Prepared | None) -> None:

@@ -88,9 +88,8 @@ class Originals:
             show = ShowsOriginal(self, name)
             kept.packed.register_state_dict_post_hook(partial(show.saving))
             kept.packed.register_load_state_dict_pre_hook(partial(show.loading))
-            for (
-                hooks
-            ) in HOOKS:  # the same ones: set or removed while either of the two is in the model, they count for both
+            # The same hooks: set or removed while either of the two is in the model, they count for both.
+            for hooks in HOOKS:
                 kept.packed.__dict__[hooks] = layer.__dict__[hooks]
             replace_module(model, name, kept.packed)
             park(layer.weight, layer.weight.device)
