@@ -74,6 +74,15 @@ def test_a_refused_thread_wedges_nobody(engine: Any) -> None:
         assert np.array_equal(queue.submit(TEXTS[1]).result(120), alone[1])
 
 
+def test_a_worker_that_a_fork_left_behind_is_replaced(engine: Any) -> None:
+    with EngineQueue(engine) as queue:
+        of_parent = threading.Thread(target=lambda: None)
+        of_parent.start()
+        of_parent.join()  # as the child of a fork sees its parent's threads: ended
+        queue._thread = of_parent
+        assert queue.encode(["a"], timeout_s=60).shape[0] == 1
+
+
 def test_from_many_threads(engine: Any) -> None:
     alone = engine.encode(TEXTS)
     with EngineQueue(engine, batch_tokens=64) as queue, ThreadPoolExecutor(8) as pool:

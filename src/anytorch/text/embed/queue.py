@@ -223,7 +223,8 @@ class EngineQueue(AbstractContextManager["EngineQueue"]):
             request.future.set_result(as_output(request.rows, request.output))
             return
         with self._line.changed:
-            if self._thread is None:  # first, and kept once it runs: nobody waits for a thread that was refused
+            # First, and kept once it runs: nobody waits for a thread that was refused, or for one of the parent of a fork.
+            if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._work, name="anytorch-queue", daemon=True)
                 start(thread)
                 self._thread = thread
