@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,27 +71,34 @@ def test_a_process_group(cuda: Any, device: str, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:FSDP is switching", "ignore::FutureWarning")
 def test_meshes_and_shards(cuda: Any, device: str, tmp_path: Path) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-
     dist = cuda.distributed
     dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
-        mesh = init_device_mesh("cuda", (1,))
-        assert mesh.size() == 1
-        model = cuda.nn.Linear(2, 1).cuda()
-        if device != "cpu":
-            for shard in (FullyShardedDataParallel, fully_shard):
-                with pytest.raises(CannotStandIn, match=r"test_parallel\.py:.*needs CUDA itself"):
-                    shard(model)
-            return
-        whole = FullyShardedDataParallel(cuda.nn.Linear(2, 1).cuda(), device_id=cuda.cuda.current_device())
-        fully_shard(model, mesh=mesh)
-        for one in (whole, model):
-            one(cuda.ones(3, 2, device="cuda")).sum().backward()
-            assert next(one.parameters()).grad is not None
+        # torch keeps meshes, and with them gloo, for as long as the thread lives. A later test's child of a fork that
+        # another thread made would end them there, and crash.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(_shard, cuda, device).result()
     finally:
         dist.destroy_process_group()
+
+
+def _shard(cuda: Any, device: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    mesh = init_device_mesh("cuda", (1,))
+    assert mesh.size() == 1
+    model = cuda.nn.Linear(2, 1).cuda()
+    if device != "cpu":
+        for shard in (FullyShardedDataParallel, fully_shard):
+            with pytest.raises(CannotStandIn, match=r"test_parallel\.py:.*needs CUDA itself"):
+                shard(model)
+        return
+    whole = FullyShardedDataParallel(cuda.nn.Linear(2, 1).cuda(), device_id=cuda.cuda.current_device())
+    fully_shard(model, mesh=mesh)
+    for one in (whole, model):
+        one(cuda.ones(3, 2, device="cuda")).sum().backward()
+        assert next(one.parameters()).grad is not None
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])

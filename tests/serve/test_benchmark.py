@@ -36,7 +36,7 @@ def test_a_benchmark_streams_and_is_kept(service: Any, runs: Path) -> None:
         assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
         found = list(events(answer.iter_lines()))
     names = [name for name, _ in found]
-    assert names[0] == "progress" and names[-1] == "done" and "result" in names
+    assert names[0] == "progress" and names[-1] == "done" and "result" in names, found[-1]
     result = next(data for name, data in found if name == "result")
     assert result["device"] == "cpu" and result["rate"] > 0 and result["unit"] and "launch" in result["test"]
     assert {data["fraction"] for name, data in found if name == "progress"} >= {0.0, 1.0}
