@@ -90,6 +90,24 @@ def test_nothing_is_lost_when_a_device_dies(make: Make) -> None:
     until(lambda: pool.process_ids[0] not in (None, process))  # and it is started again
 
 
+def test_a_device_that_dies_with_nothing_to_do_is_started_again_and_costs_no_call_a_try(make: Make) -> None:
+    pool = make({}, {})
+    before = list(pool.process_ids)
+    for process in before:
+        os.kill(process or 0, signal.SIGKILL)
+    until(lambda: all(new not in (None, old) for new, old in zip(pool.process_ids, before, strict=True)))
+    assert doubled(pool, range(5)) == [0, 2, 4, 6, 8]
+    assert [worker["starts"] for worker in pool.describe()] == [2, 2]
+
+
+def test_a_call_given_to_dead_devices_has_not_been_tried(make: Make) -> None:
+    pool = make({}, {})
+    for process in pool.process_ids:
+        os.kill(process or 0, signal.SIGKILL)
+    until(lambda: pool.process_ids == [None, None])
+    assert doubled(pool, range(5)) == [0, 2, 4, 6, 8]
+
+
 def test_a_call_that_kills_a_device_is_tried_on_another_and_then_raises(make: Make) -> None:
     pool = make({"die_on": 7}, {})
     assert doubled(pool, range(12)) == [2 * number for number in range(12)]
@@ -130,3 +148,23 @@ def test_closing_ends_the_processes_and_what_waits(make: Make, tmp_path: Path) -
         os.kill(process or 0, 0)
     with pytest.raises(UsageError, match="closed"):
         pool.submit("double", 1)
+
+
+def test_a_cancelled_call_hinders_no_close(make: Make, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    pool = make({"gate": str(gate)})
+    first = pool.submit("double", 1)
+    until(lambda: (tmp_path / "gate0").exists())
+    waiting, cancelled = pool.submit("double", 2), pool.submit("double", 3)
+    assert cancelled.cancel()
+    gate.touch()
+    assert first.result(120)[1] == 2 and waiting.result(120)[1] == 4
+    gate.unlink()
+    (tmp_path / "gate0").unlink()
+    pool.submit("double", 4)
+    until(lambda: (tmp_path / "gate0").exists())
+    left, cancelled = pool.submit("double", 5), pool.submit("double", 6)
+    assert cancelled.cancel()
+    gate.touch()
+    pool.close()
+    assert cancelled.cancelled() and left.done()

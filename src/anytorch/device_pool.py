@@ -2,8 +2,9 @@
 
 Each worker is a fresh interpreter that makes an object (`factory`, a "package.module:function") and calls its methods. All
 take from one queue: faster devices do more. A worker that dies gives its call back to the queue and is started once more,
-and again as long as it finishes calls in between; a call that fails on one device is tried on another before its error is
-raised. Nothing is lost while one worker lives. (Embeddings have a pool of their own, whose batches lie in shared memory.)
+and again as long as it finishes calls in between; one that dies with nothing to do is missed within a second. A call that
+fails on one device is tried on another before its error is raised. Nothing is lost while one worker lives. (Embeddings have
+a pool of their own, whose batches lie in shared memory.)
 
 Arguments and answers are pickled, between processes of ours alone.
 """
@@ -123,7 +124,7 @@ class DevicePool:
             left, self._waiting = self._waiting, deque()
             self._changed.notify_all()
         for call in left:
-            call.future.set_exception(UsageError("the pool is closed"))
+            _refuse(call, UsageError("the pool is closed"))
         self._finish()
         for worker in self._workers:
             if worker.thread.is_alive() and worker.thread is not threading.current_thread():
@@ -151,6 +152,17 @@ class DevicePool:
                 self._changed.wait(IDLE_S)
             return None
 
+    def _back(self, call: Call | None) -> None:
+        """A call that was taken and not tried; who ends the last worker or closes the pool answers it."""
+        if call is None:
+            return
+        with self._changed:
+            if not self.closed:
+                self._waiting.appendleft(call)
+                self._changed.notify_all()
+                return
+        _refuse(call, UsageError("the pool is closed"))
+
     def _again(self, call: Call, name: str, error: Exception) -> None:
         call.failed_on.append(name)
         with self._changed:
@@ -175,11 +187,17 @@ class DevicePool:
                 return
             left, self._waiting = self._waiting, deque()
         for call in left:
-            call.future.set_exception(_all_ended(self.notes))
+            _refuse(call, _all_ended(self.notes))
 
     @property
     def _hopeful(self) -> bool:
         return any(worker.alive or worker.starting or worker.may_start for worker in self._workers)
+
+
+def _refuse(call: Call, error: Exception) -> None:
+    """End a call that no worker has begun, unless its caller has cancelled it."""
+    if call.future.set_running_or_notify_cancel():
+        call.future.set_exception(error)
 
 
 def _all_ended(notes: Sequence[str]) -> DeviceLost:
@@ -266,6 +284,10 @@ class _Worker:
             self._pool._tell()
             while not self._ending:
                 call = self._pool._next(self.name)
+                if process.poll() is not None:  # between two calls: nobody has tried this one
+                    untried, call = call, None
+                    self._pool._back(untried)
+                    raise EOFError("the process ended between two calls")
                 if call is None:
                     if self._pool.closed:
                         return

@@ -213,8 +213,11 @@ class PoolEncoder:
     def requeue(self, task: PoolTask) -> None:
         """A batch that its worker had not begun."""
         with self._change:
-            self._waiting.appendleft(task)
-            self._change.notify_all()
+            if not self.closed:
+                self._waiting.appendleft(task)
+                self._change.notify_all()
+                return
+        self.finish(task, error=UsageError("the engine is closed"))
 
     def finish(self, task: PoolTask, error: Exception | None = None) -> None:
         if error is None:
@@ -381,6 +384,9 @@ class PoolWorker:
                 task = self._pool.next_task(wait=not self._given, avoid=self.name)
                 if task is None:
                     break
+                if not self._given and popen.poll() is not None:  # it died idle: nobody has tried this one
+                    self._pool.requeue(task)
+                    return
                 self._given.append(task)
                 where = {"block": str(task.block.path), "nbytes": task.block.nbytes}
                 send(popen.stdin, {"task": task.number, **where, "tokens": task.tokens, "texts": task.texts})
