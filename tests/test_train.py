@@ -45,7 +45,8 @@ def run(folder: Path, processes: int, device: str = "cpu", prelude: str = "") ->
     script = folder / f"train_{processes}.py"
     script.write_text(PROGRAM.format(prelude=prelude, device=device), encoding="utf-8")
     start = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
-    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *start, str(script)], env=environment, capture_output=True, text=True, timeout=600, check=False
     )

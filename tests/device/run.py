@@ -48,6 +48,7 @@ GROUPS: dict[str, list[str]] = {
     "webgpu": ["tests/device/test_webgpu.py"],
     "packed layers, float32": ["tests/quant/test_devices.py", "-k", "accelerator and dtype0"],
     "packed layers, bfloat16": ["tests/quant/test_devices.py", "-k", "accelerator and dtype1"],
+    "several processes on one card": ["tests/device/test_several.py"],
     "discovery": ["tests/native/test_tripwire.py"],
 }
 AFTERWARDS = {"nodes of ComfyUI": ["tests/comfy/test_accelerator.py"]}  # takes all of the device's memory
