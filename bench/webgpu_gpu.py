@@ -5,8 +5,9 @@
 Every answer is checked before its clock runs. Where torch has CUDA, the same work is timed there too and the last column is
 our rate as a share of it; elsewhere the column stays empty. Rates are medians of seven windows after a warm-up, the two
 devices taking turns; the spread is (largest - smallest) / median. A section that fails is reported and the rest go on;
-sections that no longer fit the budget are listed as skipped. `--small` is for software adapters: it shows that everything
-runs, not how fast.
+sections that no longer fit the budget are listed as skipped. The file also says which kernels were chosen during the run,
+with the time of each candidate, launched without CUDA in turns. `--small` is for software adapters: it shows that
+everything runs, not how fast.
 
 What the numbers do not show: other GPUs and drivers, other shapes, and memory use.
 """
@@ -36,6 +37,7 @@ from webgpu_models import Decoder, Encoder, UNet, angles, resnet
 
 import anytorch.webgpu  # noqa: F401  (registers the device)
 from anytorch.graph.compiler import compile_graph
+from anytorch.measured.store import verdicts
 
 WINDOWS = 7
 WARM_UP_S = 0.3
@@ -64,6 +66,7 @@ class Row:
 @dataclass
 class Report:
     machine: dict[str, Any]
+    began: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     rows: list[Row] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
@@ -585,7 +588,21 @@ def write(report: Report, output: Path | None) -> None:
     if output is None:
         return
     rows = [{**asdict(row), "share": row.share} for row in report.rows]
-    write_results(output, {**report.machine, "rows": rows, "failed": report.failed, "skipped": report.skipped})
+    told = {"rows": rows, "failed": report.failed, "skipped": report.skipped, "chosen": chosen_since(report.began)}
+    write_results(output, {**report.machine, **told})
+
+
+def chosen_since(began: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "what": f"{one.question.kind}, {one.question.title}",
+            "chosen": one.chosen,
+            "us": {trial.name: round(1e6 * trial.seconds, 2) for trial in one.trials if trial.seconds is not None},
+            "refused": {trial.name: trial.refused for trial in one.trials if trial.refused},
+        }
+        for one in verdicts()
+        if one.when >= began
+    ]
 
 
 if __name__ == "__main__":
