@@ -82,7 +82,7 @@ class Settings:
 def synchronize(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
-    elif device == "webgpu":
+    else:
         torch.webgpu.synchronize()  # type: ignore[attr-defined]
 
 

@@ -6,8 +6,8 @@
 The machine's own Python runs them, with what it lacks from `.carry/` (tools/device-carry.sh; all-MiniLM-L6-v2's folder as
 `.carry/minilm`, ComfyUI's tree as `.carry/comfyui`). A step is left out, and says so, when less than its usual time is left
 of `--seconds`; one that exceeds its limit is interrupted, and what it has written by then is kept. After every step all
-results and logs are packed into OUTPUT/results.tar.gz: a machine that is taken away costs one step. Unpack it into
-bench/results, then `python docs/tools/benchmark_tables.py`.
+results and logs are packed into OUTPUT/results.tar.gz: a machine that is taken away costs one step. Unpack it
+among the results, then `python docs/tools/benchmark_tables.py`.
 
 Exit status: 1 when a step failed, was cut off or left out.
 """
@@ -86,6 +86,12 @@ STEPS = {
         "bench/webgpu_gpu.py --only half --budget 200 --output {}",
         "webgpu-h200-half",
         230,
+    ),
+    "tiles": Step(
+        "what holds back float16 products: 188 of the 300 TFLOP/s wanted",
+        "bench/webgpu_tiles.py --seconds 90 --output {}",
+        "webgpu-tiles-h200",
+        100,
     ),
     "stand-in": Step(
         "webgpu beside a CUDA card in one process: never run",

@@ -21,7 +21,7 @@ from unittest.mock import MagicMock, patch
 ROOT = Path(__file__).resolve().parents[2]
 Prepare = Callable[[Any, Path], list[str]]
 WRITERS: dict[str, Prepare] = {}
-ON_WEBGPU = ("bench/lite_gpu.py", "bench/webgpu_gpu.py", "bench/webgpu_training.py")
+ON_WEBGPU = ("bench/lite_gpu.py", "bench/webgpu_gpu.py", "bench/webgpu_tiles.py", "bench/webgpu_training.py")
 TIMES = {"wall_us": 1.0, "cpu_us": 1.0}
 
 
@@ -272,6 +272,16 @@ def webgpu_gpu(m: Any, folder: Path) -> list[str]:
 def webgpu_peers(m: Any, folder: Path) -> list[str]:
     m.run = gives({"add": dict(TIMES)})
     return ["--rounds", "1", "--output", f"{folder}/r.json"]
+
+
+@writer("bench/webgpu_tiles.py")
+def webgpu_tiles(m: Any, folder: Path) -> list[str]:
+    limits = {"max-compute-workgroup-storage-size": 1 << 16, "max-compute-invocations-per-workgroup": 1024}
+    m.open_runtime = gives(SimpleNamespace(matrix_cores=SimpleNamespace(why_not=""), limits=limits))
+    m.matrix_products = MagicMock(shape_of=gives(m.spirv.Shape(8, 8, 8, 8)))
+    m.contenders = gives([m.Contender("as it is", m.SMALL_TILES[0])])
+    m.check, m.launched, m.interleaved = gives(0.0), gives(None), gives(dict.fromkeys(("torch", "direct"), (1.0, 0.0)))
+    return ["--small", "--sizes", "32", "--output", f"{folder}/r.json"]
 
 
 @writer("bench/webgpu_training.py")
