@@ -109,7 +109,7 @@ def calls(path: Path) -> set[str]:
 def test_every_writer_of_a_results_file_is_known() -> None:
     """What takes a file for its results calls write_results; what calls it is run below."""
     called = {path: calls(path) for folder in ("bench", "tools") for path in sorted((ROOT / folder).glob("*.py"))}
-    not_results = {"carried_kernels.py": "a folder of kernels", "dist.py": "a folder of wheels", "device_session.py": "a folder"}
+    not_results = {"carried_kernels.py": "kernels", "dist.py": "wheels", "device_session.py": "an archive"}
     for path, names in called.items():
         if names & {"--output", "--out", "--json", "--results"} and path.name not in not_results:
             assert "write_results" in names, f"{path.name} writes a results file in a way of its own"
