@@ -160,7 +160,7 @@ def watch(watcher: Watcher) -> None:
         setattr(nn.Module, "requires_grad_", _requires_grad)  # noqa: B010
     if stateless._functional_call is not _functional:
         _plain_functional = stateless._functional_call
-        stateless._functional_call = _functional  # type: ignore[assignment]
+        stateless._functional_call = _functional
     _watcher = watcher
 
 

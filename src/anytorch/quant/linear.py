@@ -123,10 +123,15 @@ class QuantLinear(nn.Module):
         self._bound.clear()
 
     @property
-    def weight(self) -> torch.Tensor:
-        """The weight, unpacked at each access. Code that only wants its dtype or device gets that, too; at a price."""
+    def matrix(self) -> torch.Tensor:
+        """The weight [out, in], unpacked at each access."""
         full = unpack(self.packed)
         return full if self.input_scale is None else full * self.input_scale.to(full.dtype)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight, unpacked at each access. Code that only wants its dtype or device gets that, too; at a price."""
+        return self.matrix
 
     @weight.setter
     def weight(self, value: torch.Tensor) -> None:
