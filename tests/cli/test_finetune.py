@@ -68,6 +68,22 @@ def test_a_window_that_nothing_was_trained_for_is_said(cli: Callable[..., Any], 
     assert "warning" not in cli(*short, "--output", str(tmp_path / "c"), "--context", "128").err
 
 
+@pytest.mark.parametrize("extra", [(), ("--json",)])
+def test_a_long_evaluation_says_how_far_it_is_where_there_is_no_terminal(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: tuple[str, ...]
+) -> None:
+    """The evaluation before the first step lasts for minutes with a large model: it is not silent, nor is it an answer."""
+    ticks = iter(range(0, 1_000_000, 20))
+    monkeypatch.setattr("anytorch.cli.output.Pace.__init__.__defaults__", (lambda: float(next(ticks)),))
+    monkeypatch.setattr("anytorch.forecast.training.loop.TOLD_EVERY_S", 0.0)
+    told = cli(*TRY, "--validation-windows", "8", "--output", str(tmp_path / "run"), *extra)
+    assert told.status == 0, told.err
+    lines = [line for line in told.err.splitlines() if line.startswith("training the predictor: ")]
+    assert lines[0] == "training the predictor: 0 of 6, validation: 6 of 8 windows"
+    assert any("loss" in line and line.endswith(" left") for line in lines)
+    assert "training the predictor" not in told.out
+
+
 @pytest.mark.parametrize("step", [0, 3])
 def test_ctrl_c_says_what_was_saved(
     cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int

@@ -237,6 +237,33 @@ def test_the_pace_is_told_early_and_then_now_and_then() -> None:
         now[0] += 1.0
 
 
+def test_the_pace_of_a_step_that_lasts_long_is_told_without_a_guess() -> None:
+    """What reports within a step (an evaluation, before the first or later) is heard of every half minute as well."""
+    now = [0.0]
+    pace = Pace("training", lambda: now[0])
+    said: list[tuple[float, str]] = []
+
+    def at(done: int, words: str, seconds: float) -> None:
+        if line := pace.at(done, 100, words):
+            said.append((now[0], line))
+        now[0] += seconds
+
+    for part in range(10):
+        at(0, f"part {part}", 10.0)
+    assert said == [(when, f"training: 0 of 100, part {round(when) // 10}") for when in (30.0, 60.0, 90.0)]
+    said.clear()
+    for step in range(1, 7):
+        at(step, "", 4.0)
+    assert said == [
+        (104.0, "training: this takes about 7 minutes"),  # the 100 s before the first step are not in the guess
+        (120.0, "training: 6 of 100; about 6 minutes left"),
+    ]
+    said.clear()
+    for part in range(7):
+        at(6, f"part {part}", 10.0)
+    assert said == [(154.0, "training: 6 of 100, part 3"), (184.0, "training: 6 of 100, part 6")]
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [(0.2, "1 second"), (40, "40 seconds"), (100, "2 minutes"), (6000, "2 hours"), (864_000, "10 days")],

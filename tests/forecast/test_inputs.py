@@ -65,6 +65,34 @@ def test_a_table_that_is_none(frame: Any) -> None:
         read(frame.assign(timestamps=frame["timestamps"].mask(frame.index == 3)).set_index("timestamps"))
 
 
+@pytest.mark.parametrize("nothing", [[], (), {}, pd.DataFrame(), np.zeros((0, 6)), np.zeros(0), pd.Series(dtype=float)])
+def test_a_history_of_nothing_is_told_by_its_rows(nothing: Any) -> None:
+    with pytest.raises(InputError, match="it has 0 rows; at least 2 are needed"):
+        read(nothing)
+
+
+def test_a_history_of_one_row(frame: Any) -> None:
+    for one in (frame.iloc[:1], [1.0], frame.iloc[:1].to_dict("list")):
+        with pytest.raises(InputError, match="it has 1 row; at least 2 are needed"):
+            read(one)
+
+
+def test_several_tables_where_one_is_meant(frame: Any) -> None:
+    with pytest.raises(InputError, match="it is a list of DataFrames, not one table") as told:
+        read([frame, frame])
+    assert "predict_batch" in told.value.hint
+
+
+def test_a_column_of_nothing_is_named(frame: Any) -> None:
+    for name in COLUMNS:
+        with pytest.raises(
+            InputError, match=rf"it, row 0 \(.*\), column '{name}': nan is not a number \(and 39 more\)"
+        ):
+            read(frame.assign(**{name: np.nan}))
+    with pytest.raises(InputError, match=r"row 0 .*column 'open': nan is not a number \(and 239 more\)"):
+        read(frame.assign(**dict.fromkeys(COLUMNS, np.nan)))
+
+
 def test_missing_volume_and_amount(frame: Any) -> None:
     """As published: no volume makes both zero, even where there is an amount; a missing amount is volume times price."""
     bare = read(frame.drop(columns=["volume", "amount"]))

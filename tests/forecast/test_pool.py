@@ -13,7 +13,7 @@ import pytest
 
 import anytorch
 from anytorch.errors import InputError, ModelError
-from anytorch.forecast.pool import PredictorPool
+from anytorch.forecast.pool import PredictorPool, counted_from
 
 
 @pytest.mark.long
@@ -34,6 +34,20 @@ def test_two_processes_forecast_what_one_predictor_does_and_lose_nothing(monkeyp
             pool.predict_batch(series[0], pred_len=3)
         with pytest.raises(InputError):
             pool.predict_batch([series[0].iloc[:0]], pred_len=3)
+        with pytest.raises(InputError, match="series 6 has 0 rows"):
+            pool.predict_batch([*series[:6], series[0].iloc[:0], series[0]], pred_len=3)
+        assert pool.predict_batch([], pred_len=3) == []
+
+
+def test_a_series_of_a_part_is_named_by_its_place_in_the_whole() -> None:
+    assert (
+        counted_from(6, "the history has 0 rows; at least 2 are needed") == "series 6 has 0 rows; at least 2 are needed"
+    )
+    assert counted_from(2, "series 1 has 3 times to forecast, series 0 has 2").startswith(
+        "series 3 has 3 times to forec"
+    )
+    assert counted_from(2, "series 1 has 3 times to forecast, series 0 has 2").endswith("series 2 has 2")
+    assert counted_from(2, "T is 0") == "T is 0"
 
 
 @pytest.mark.long

@@ -89,6 +89,24 @@ def test_python_takes_a_table_a_series_a_list(predictor: Any, caplog: pytest.Log
         made.predict([1.0, 2.0, 3.0, 4.0, float("nan"), 6.0], **OPTIONS)
 
 
+def test_a_missing_value_is_told_in_its_own_row() -> None:
+    """Not in the next, whose open it would be; and a column of nothing by the one column that was given."""
+    file = body("date,sales", [f"2024-01-{day:02},{'' if day == 5 else day}" for day in range(1, 13)])
+    with pytest.raises(InputError, match=r"line 6, column 'close': nan is not a number\n") as told:
+        read_candles(file)
+    assert "--repair" in told.value.hint
+    (mended,) = read_candles(file, repair=True)
+    assert list(mended.frame["close"][3:6]) == [4.0, 4.0, 6.0] and list(mended.frame["open"][3:6]) == [3.0, 4.0, 4.0]
+    assert [note for note in mended.notes if "repaired" in note] == [
+        "repaired: the data, line 6, column 'close': nan is not a number; it is now 4, the close before"
+    ]
+    nothing = body("date,sales", [f"2024-01-{day:02}," for day in range(1, 13)])
+    with pytest.raises(InputError, match=r"line 2, column 'close': nan is not a number \(and 11 more\)"):
+        read_candles(nothing)
+    with pytest.raises(InputError, match=r"column 'close': 100% of the values are missing, more than a repair"):
+        read_candles(nothing, repair=True)
+
+
 def test_rows_that_the_model_does_not_see_are_told(
     predictor: Any, minutes: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

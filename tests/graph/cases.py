@@ -128,6 +128,17 @@ def _views() -> Case:
     return b.graph([total, b.add("permute", x, dims=(2, 0, 1))]), {"b": 4}
 
 
+def _named_rows() -> Case:
+    """The first and the last row of a size with a name, and one from a multiple of it."""
+    b = Builder()
+    named = Size.named("b")
+    x, y = b.input((named, 8), "float32"), b.input((2 * named, 8), "float32")
+    first, last = b.add("slice", x, dim=0, start=0, stop=1), b.add("slice", x, dim=0, start=named - 1, stop=named)
+    other = b.add("slice", y, dim=0, start=2 * named - 2, stop=2 * named - 1)
+    joined = b.add("mul", b.add("exp", first), b.add("sub", last, other))
+    return b.graph([b.add("add", b.add("reshape", joined, shape=(8,)), x)]), {"b": 4}
+
+
 def _several() -> Case:
     """Outputs of two kinds of shape from one row, and one over columns."""
     b = Builder()
@@ -160,5 +171,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "joined repeats": _joined_repeats,
     "functions": _functions,
     "views": _views,
+    "rows of a named size": _named_rows,
     "several outputs": _several,
 }

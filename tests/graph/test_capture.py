@@ -152,6 +152,8 @@ PRODUCTS: dict[str, Callable[..., Any]] = {
     "itself": lambda x: x.matmul(x.transpose(1, 2)),
     "four dimensions": lambda x: x[:, None] @ x[:, None].mT,
     "one for all": lambda x: X[0] @ x.mT,
+    "all by all": lambda x: x @ x[:, None].mT,  # torch says (b**2)//b for a size of the result
+    "all by all, turned": lambda x: x @ x.mT[:, None],
     "attention": nn.MultiheadAttention(8, 2, batch_first=True).eval(),
 }
 
@@ -186,6 +188,27 @@ def test_named_sizes() -> None:
     torch.testing.assert_close(g(q, k, mask=mask), attend(q, k, mask=mask), rtol=1e-5, atol=1e-5)
     with pytest.raises(GraphError, match="size t is 9 here and 8"):
         g(q, k[:, :, :8], mask=mask)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[0] * 2,
+        lambda x: x[-1].exp(),
+        lambda x: x[:, 0] + x[:, -1],
+        lambda x: (x - x[0]).softmax(-1) @ x[-1].mT,
+        lambda x: torch.cat([x, x])[-2] + x[0],
+    ],
+)
+def test_a_constant_position_in_a_named_size(function: Any) -> None:
+    g = trace(function, X, dynamic={"b": (0, 0)})
+    for rows in (1, 2, 5):
+        x = torch.randn(rows, 4, 8)
+        torch.testing.assert_close(g(x), function(x), rtol=1e-5, atol=1e-5)
+    again = TracedGraph.from_json(g.to_json())
+    torch.testing.assert_close(again(X)[0], function(X), rtol=1e-5, atol=1e-5)
+    with pytest.raises(GraphError, match="depends on whether b > 3"):
+        trace(lambda x: x[3], torch.randn(5, 8), dynamic={"b": (0, 0)})
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,39 @@ def test_the_system_counts_what_the_ledger_counts(tmp_path: Path) -> None:
     assert found["left"] < 5 * MB, "the allocator keeps what was given back"
 
 
+FITTED = (
+    PROGRAM[: PROGRAM.index("gc.collect()")]
+    + """
+gc.collect()
+before = used("VmRSS")
+model = Model()
+options = {"disk": sys.argv[1], "blocks": json.loads(sys.argv[2]), "speeds": Speeds(10.0, 2.0)}
+anytorch.memory.fit(model, "cpu", device_budget="30MB", **options)
+Path("/proc/self/clear_refs").write_text("5")
+with torch.no_grad():
+    for _ in range(3):
+        model(x)
+handle = anytorch.memory.fitted(model)
+print(json.dumps({"ledger": handle.ledger.use("device").peak, "peak": used("VmHWM") - before}))
+"""
+)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells a process's peak")
+@pytest.mark.parametrize("blocks", [None, "leaves"])
+def test_weights_of_a_model_that_was_in_memory_are_given_back_to_the_system(tmp_path: Path, blocks: str | None) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FITTED, str(tmp_path / "disk"), json.dumps(blocks)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert not done.returncode, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ledger"] <= 30 * MB and found["peak"] < found["ledger"] + 4 * MB, "malloc keeps what the model was"
+
+
 @pytest.mark.parametrize("rest_format", [None, "int8"])
 @pytest.mark.parametrize("levels", [{}, {"host_budget": "8MB"}], ids=["disk", "host"])
 def test_buffers_for_setting_up_are_counted_and_go(

@@ -56,6 +56,30 @@ def test_the_same_candles_in_every_form_give_the_same_forecast(forecaster: Any, 
     assert "samples" not in from_json
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"csv": ""}, "csv is empty: send a header and rows"),
+        ({"csv": "\n"}, "the data is empty"),
+        ({"csv": "timestamps,open,high,low,close\n"}, "the data has a header but no rows"),
+        ({"csv": "timestamps,open,high,low,close\n2024-01-01,1,2,1,2\n"}, "the data has 1 usable row"),
+        ({"csv": "date,sales\n" + "2024-01-01,5\n2024-01-02,\n2024-01-03,6\n"}, "line 3, column 'close': nan is not a"),
+        ({"values": []}, "values: List should have at least 2 items"),
+        ({"values": [1.0]}, "values: List should have at least 2 items"),
+        ({"values": [None, None]}, "values.0: Input should be a valid number"),
+        ({"values": [1.0, 2.0], "timestamps": []}, "values has 2 entries and timestamps has 0"),
+        (
+            {"candles": {"timestamps": [], "open": [], "high": [], "low": [], "close": []}},
+            "timestamps: List should have",
+        ),
+        ({}, "send exactly one of candles, values, csv and sample; sent: none"),
+    ],
+)
+def test_a_history_of_nothing_is_refused_in_words(forecaster: Any, body: dict[str, Any], said: str) -> None:
+    told = ask(forecaster, **body)
+    assert told.status_code == 422 and said in told.json()["detail"], told.text
+
+
 def test_a_series_of_single_values(forecaster: Any) -> None:
     values = [round(20 * math.sin(row / 5) + row / 10, 3) for row in range(100)]  # negative ones, too
     days = [f"2024-{1 + row // 28:02}-{1 + row % 28:02}" for row in range(100)]

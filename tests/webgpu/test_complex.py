@@ -95,3 +95,30 @@ def test_exponentials_at_the_ends_of_the_range(webgpu: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-38, equal_nan=True)
     real = x.imag == 0
     assert torch.equal(found[real, 1].signbit(), expected[real, 1].signbit())
+
+
+INFINITE: dict[str, Function] = {
+    "times real": lambda c, r: c * r,
+    "real times": lambda c, r: r * c,
+    "times a number": lambda c, r: c * 2.0,
+    "times nothing": lambda c, r: c * 0,
+    "times infinity": lambda c, r: c * float("inf"),
+    "by real": lambda c, r: c / r,
+    "by a number": lambda c, r: c / 2.0,
+    "real by": lambda c, r: r / c,
+    "in place": lambda c, r: c.clone().mul_(r).div_(2),
+    "as much more": lambda c, r: torch.add(r, c, alpha=2),
+    "times complex": lambda c, r: c * c.flip(0),
+}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", INFINITE)
+def test_products_and_quotients_of_what_is_infinite_are_the_cpus(webgpu: Any, name: str) -> None:
+    """A real factor is a complex one there: what is infinite times its imaginary part, 0, is NaN."""
+    inf, nan = float("inf"), float("nan")
+    given = [(inf, 0), (0, inf), (1, 2), (nan, 1), (inf, inf), (-inf, 3), (-0.0, 1), (3, -0.0)]
+    c = torch.tensor([complex(*one) for one in given])
+    r = torch.tensor([0.0, 2.0, inf, 1.0, -1.0, 2.0, 3.0, -1.5])
+    expected, found = INFINITE[name](c, r), INFINITE[name](c.to("webgpu"), r.to("webgpu")).cpu()
+    torch.testing.assert_close(torch.view_as_real(found), torch.view_as_real(expected), equal_nan=True)

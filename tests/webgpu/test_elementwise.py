@@ -362,3 +362,33 @@ def test_numbers_of_functions_with_a_step_are_rounded(webgpu: Any, name: str) ->
     function = getattr(torch, name, None) or getattr(torch.special, name)
     for number in (1e-8, 0.1, 2049.0):
         agree(lambda a, number=number: (function(a, number), function(a, torch.tensor(number))), x, rtol=1e-3)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.uint8, torch.int64])
+def test_numbers_beyond_a_dtype_are_refused_as_on_the_cpu_at_every_call(webgpu: Any, dtype: torch.dtype) -> None:
+    """A plan serves all numbers of a type: one that fits, before, must not let those through that do not."""
+    inf = float("inf")
+    calls: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+        "least": lambda x, v: x.clamp(min=v),
+        "most": lambda x, v: x.clamp(max=v),
+        "both": lambda x, v: x.clamp(0, v),
+        "in place": lambda x, v: x.clone().clamp_(max=v),
+        "out": lambda x, v: torch.clamp(x, max=v, out=torch.empty_like(x)),
+        "power": lambda x, v: x**v,
+        "power in place": lambda x, v: x.clone().pow_(v),
+    }
+    for name, call in calls.items():
+        if "power" in name and not dtype.is_floating_point:
+            continue
+        for value in (2, 2.5, 100, 300, 65504, 65520.0, 70000, -70000, 1e39, -1e39, inf, -inf, 2.5):
+            said: list[Any] = []
+            for device in ("cpu", "webgpu"):
+                try:
+                    said.append(call(torch.arange(4).to(dtype).to(device), value).cpu())
+                except RuntimeError as exc:
+                    said.append(str(exc))
+            if isinstance(said[0], str) or isinstance(said[1], str):
+                assert isinstance(said[0], str) and said[0] == said[1], (name, value, said)
+            else:
+                torch.testing.assert_close(said[1], said[0], msg=lambda words, at=(name, value): f"{at}: {words}")

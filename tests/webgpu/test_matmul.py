@@ -325,3 +325,25 @@ def test_a_large_answer_is_compared_on_the_device(webgpu: Any) -> None:
     for other in (truth[:, :39], truth.half()):
         with pytest.raises(WrongAnswer, match="the answer is"):
             check(other.to("webgpu"))
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (7,), (1, 7), (1,), ()])
+@pytest.mark.parametrize("beta", [0, 1])
+def test_addbmm_in_place_grows_what_it_adds_to(webgpu: Any, shape: tuple[int, ...], beta: int) -> None:
+    """As on the CPU; the other products in place refuse a tensor of another shape."""
+    a, b = make(3, 5, 6), make(3, 6, 7)
+    own, ours = make(*shape), make(*shape).to("webgpu")
+    made = ours.addbmm_(a.to("webgpu"), b.to("webgpu"), beta=beta)
+    assert made is ours
+    torch.testing.assert_close(ours.cpu(), own.addbmm_(a, b, beta=beta), rtol=1e-4, atol=1e-4)
+    if shape != (5, 7):
+        with pytest.raises(RuntimeError):
+            make(*shape).to("webgpu").addmm_(a[0].to("webgpu"), b[0].to("webgpu"))
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 7), (5, 6)])
+def test_addbmm_in_place_refuses_what_does_not_fit(webgpu: Any, shape: tuple[int, ...]) -> None:
+    a, b = make(3, 5, 6), make(3, 6, 7)
+    for device in ("cpu", "webgpu"):
+        with pytest.raises(RuntimeError):
+            make(*shape).to(device).addbmm_(a.to(device), b.to(device))

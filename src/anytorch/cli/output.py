@@ -358,31 +358,39 @@ EVERY_S = 30.0
 class Pace:
     """Tracks long work: `at` takes the progress and returns a line to print, or "".
 
-    The first call is where the measuring starts: what lies before it (loading, compiling) is not done again. Later guesses
-    go by the steps since the last line alone, because steps may become dearer on the way.
+    The measuring starts with the first call that has a step behind it: what lies before it (loading, compiling) is not done
+    again. Later guesses go by the steps since the last line alone, because steps may become dearer on the way. Work whose
+    step lasts long, and that reports meanwhile, gets its lines too, without a guess.
     """
 
     def __init__(self, title: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.title, self.clock = title, clock
         self.mark: tuple[int, float] | None = None  # steps and time, from which the next guess is made
         self.guessed = False
+        self.spoke: float | None = None  # when the last line but the first guess was printed, or the work began
 
     def at(self, done: int, total: int, what: str = "") -> str:
         now = self.clock()
+        if self.spoke is None:
+            self.spoke = now
         if self.mark is None or done < self.mark[0]:  # or other work under the same title
-            self.mark = (done, now)
-            return ""
-        before, since = self.mark
+            self.mark = (done, now) if done else None
+        due = now - self.spoke >= EVERY_S
+        before, since = self.mark or (done, now)
         passed = now - since
-        if passed < (EVERY_S if self.guessed else MEASURED_S) or not before < done < total:
-            return ""
-        left = passed / (done - before) * (total - done)
-        if not self.guessed:
+        left = passed / (done - before) * (total - done) if passed >= MEASURED_S and before < done < total else None
+        if left is not None and not self.guessed:
             self.guessed = True  # and the mark stays: the next line comes half a minute after the first step
             return f"{self.title}: this takes about {duration(left)}" if left >= LONG_S else ""
-        self.mark = (done, now)
+        if not due or (left is None and done == total and not what):
+            return ""
+        self.spoke = now
         detail = f", {what}" if what else ""
-        return f"{self.title}: {done:,} of {total:,}{detail}; about {duration(left)} left"
+        line = f"{self.title}: {done:,} of {total:,}{detail}"
+        if left is None:
+            return line
+        self.mark = (done, now)
+        return f"{line}; about {duration(left)} left"
 
 
 def duration(seconds: float) -> str:

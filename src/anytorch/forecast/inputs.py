@@ -23,7 +23,7 @@ from anytorch.errors import InputError
 from anytorch.forecast.candles.columns import COUNTED, value_column
 from anytorch.forecast.candles.read import problems
 from anytorch.forecast.candles.rhythm import future_times
-from anytorch.forecast.candles.single import as_candles, counted_days, is_single, marked
+from anytorch.forecast.candles.single import as_candles, counted_days, given_columns, is_single, marked
 from anytorch.forecast.candles.tables import FIELDS, PRICES, as_pandas, column_values, listed
 from anytorch.forecast.candles.tables import pandas as pd
 from anytorch.forecast.candles.times import parse_times
@@ -194,14 +194,11 @@ def read_series(
     if pred_len is not None:
         pred_len = whole_number("pred_len", pred_len, limits.STEPS)
     frame = as_frame(table, where)
+    require_history(len(frame), where)  # before the times: a table of nothing lacks these, too
     times = history_times(frame, x_timestamp, where)
     frame = with_prices(frame, where)
     if len(times) != len(frame):
         raise InputError(f"{where} has {len(frame)} rows and {len(times)} timestamps")
-    if len(frame) < SHORTEST:
-        raise InputError(
-            f"{where} has {counted(len(frame), 'row')}; at least {SHORTEST} are needed", hint="give more history"
-        )
     if lookback is not None:
         frame, times = frame.iloc[-lookback:], times[-lookback:]
     values = marked(with_volume(frame, where), is_single(frame))
@@ -242,6 +239,13 @@ def read_series(
     return Series(where, found.normal, found.mean, found.scale, stamps(times), stamps(future), index, found.warnings)
 
 
+def require_history(rows: int, where: str) -> None:
+    if rows < SHORTEST:
+        raise InputError(
+            f"{where} has {counted(rows, 'row')}; at least {SHORTEST} are needed", hint="give more history"
+        )
+
+
 def with_prices(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     """The frame; one with a single column of values, besides its times, as candles (candles/single.py)."""
     names = [name for name in frame.columns if str(name).lower() not in TIME_COLUMNS]
@@ -269,6 +273,14 @@ def as_frame(table: Any, where: str) -> pd.DataFrame:
         return frame.rename(columns=renamed) if renamed else frame
     if isinstance(table, np.ndarray) and table.ndim == 2 and len(PRICES) <= table.shape[1] <= len(FIELDS):
         return pd.DataFrame(table, columns=list(FIELDS[: table.shape[1]]))
+    if isinstance(table, (list, tuple)):
+        if not table:
+            require_history(0, where)
+        if others := [one for one in table if hasattr(one, "shape") or hasattr(one, "columns")]:
+            raise InputError(
+                f"{where} is a {type(table).__name__} of {type(others[0]).__name__}s, not one table",
+                hint="predict_batch and forecast_batch take a list of tables, predict and forecast one table",
+            )
     raise InputError(
         f"{where} is a {type(table).__name__}" + (f" of shape {table.shape}" if isinstance(table, np.ndarray) else ""),
         hint="give a pandas or polars DataFrame with open, high, low, close (volume, amount), an array with those "
@@ -302,11 +314,12 @@ def with_volume(frame: pd.DataFrame, where: str) -> pd.DataFrame:
 
 
 def refuse_missing(values: pd.DataFrame, times: pd.DatetimeIndex, where: str) -> None:
+    values = values[given_columns(values)]
     rows, columns = np.nonzero(~np.isfinite(values.to_numpy()))
     if len(rows):
         more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
         raise InputError(
-            f"{where}, row {rows[0]} ({times[rows[0]]}), column {FIELDS[columns[0]]!r}: "
+            f"{where}, row {rows[0]} ({times[rows[0]]}), column {values.columns[columns[0]]!r}: "
             f"{values.iat[rows[0], columns[0]]} is not a number{more}",
             hint="fill or drop such rows first; `anytorch forecast --repair` does it for a file",
         )

@@ -6,6 +6,7 @@ with anytorch.PredictorPool("kronos-small", devices=["cuda:0", "cuda:1"]) as poo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,16 @@ from anytorch.forecast.inputs import one_each
 
 FACTORY = "anytorch.forecast.checkpoints:load_predictor"
 PORTIONS = 3  # of the series for each device: the faster ones take more of them
+
+
+def counted_from(first: int, words: str) -> str:
+    """A message about a part of the series, with the numbers that the caller knows them by.
+
+    >>> counted_from(4, "series 1 has 0 rows"), counted_from(4, "the history has 0 rows")
+    ('series 5 has 0 rows', 'series 4 has 0 rows')
+    """
+    words = re.sub(r"^the history\b", "series 0", words)  # what a part of one series is called
+    return re.sub(r"\bseries (\d+)\b", lambda found: f"series {first + int(found[1])}", words)
 
 
 class PredictorPool:
@@ -61,7 +72,15 @@ class PredictorPool:
             )
             for part in parts
         ]
-        return [one for future in futures for one in future.result()]
+        found: list[Any] = []
+        for part, future in zip(parts, futures, strict=True):
+            try:
+                found += future.result()
+            except InputError as exc:  # a worker counts the series of its part
+                if len(df_list) == 1:
+                    raise
+                raise InputError(counted_from(part.start, exc.message), hint=exc.hint) from exc
+        return found
 
     def predict(self, df: Any, *args: Any, **options: Any) -> Any:
         """`KronosPredictor.predict` on the device that is free next."""

@@ -92,7 +92,7 @@ def _mapped(graph: Graph, mapping: Mapping[int, int]) -> Graph:
             old, new = graph.nodes[node.args[0]].shape, builder.nodes[numbers[node.args[0]]].shape
             dim = node["dim"] % len(old)
             for name in ("start", "stop"):
-                attrs[name] = _place(attrs[name], old[dim], new[dim])
+                attrs[name] = _place(attrs[name], old[dim], new[dim], mapping)
         numbers.append(builder.add(node.op, *(numbers[arg] for arg in node.args), **attrs))
     return builder.graph(numbers[one] for one in graph.outputs)
 
@@ -103,7 +103,7 @@ def _size(size: SizeLike, mapping: Mapping[int, int]) -> SizeLike:
     return Size({names: mapping.get(count, count) for names, count in size._terms})
 
 
-def _place(place: SizeLike, old: SizeLike, new: SizeLike) -> SizeLike:
+def _place(place: SizeLike, old: SizeLike, new: SizeLike, mapping: Mapping[int, int]) -> SizeLike:
     """A cut at the same share of the length."""
     if place == old:
         return new
@@ -111,4 +111,4 @@ def _place(place: SizeLike, old: SizeLike, new: SizeLike) -> SizeLike:
         if place * new % old:
             raise GraphError("a slice does not fit the small size")
         return place * new // old
-    return place
+    return _size(place, mapping) if isinstance(place, Size) else place

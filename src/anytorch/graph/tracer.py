@@ -12,7 +12,7 @@ from torch.fx import Node as FxNode
 from anytorch.errors import GraphError
 from anytorch.graph import ops
 from anytorch.graph.ir import Builder
-from anytorch.graph.sizes import Size, SizeLike
+from anytorch.graph.sizes import Size, SizeLike, divided, product
 
 
 class Untraceable(Exception):
@@ -26,20 +26,30 @@ def size_of(size: Any) -> SizeLike:
     expression = getattr(getattr(size, "node", None), "expr", None)
     if expression is None:
         raise Untraceable(f"a size {size!r}")
-    if expression.is_Integer:
-        return int(expression)
     try:
-        polynomial = expression.as_poly(*sorted(expression.free_symbols, key=str))
-        total: SizeLike = 0
-        for powers, count in polynomial.terms():
-            term: SizeLike = int(count)
-            for symbol, times in zip(polynomial.gens, powers, strict=True):
-                for _ in range(times):
-                    term = term * Size.named(str(symbol))
-            total = total + term
+        return _polynomial(expression)
     except (AttributeError, ValueError, TypeError) as exc:
         raise Untraceable(f"a size {expression}") from exc
-    return total
+
+
+def _polynomial(expression: Any) -> SizeLike:
+    """Of one of torch's expressions. Raises ValueError, or what sympy does, for one that is not a polynomial."""
+    if expression.is_Integer:
+        return int(expression)
+    if expression.is_Symbol:
+        return Size.named(str(expression))
+    if expression.is_Add:
+        total: SizeLike = 0
+        for one in expression.args:
+            total = total + _polynomial(one)
+        return total
+    if expression.is_Mul:
+        return product(map(_polynomial, expression.args))
+    if expression.is_Pow and expression.exp.is_Integer and expression.exp > 0:
+        return product([_polynomial(expression.base)] * int(expression.exp))
+    if type(expression).__name__ == "FloorDiv":  # torch's own; (b**2)//b is b, which it does not see
+        return divided(*map(_polynomial, expression.args))
+    raise ValueError(f"{expression} is not a polynomial")
 
 
 def dtype_of(value: torch.Tensor) -> str:

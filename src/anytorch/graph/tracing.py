@@ -175,9 +175,10 @@ def _slice(one: Tracer, node: FxNode, x: Any, dim: int = 0, start: Any = None, e
 def _select(one: Tracer, node: FxNode, x: Any, dim: int, index: Any) -> int:
     shape = one.shape(x)
     length = shape[dim]
-    if not isinstance(index, int) or not isinstance(length, int):
-        raise Untraceable("a selection at an unknown position")
-    place = index % length
+    if not isinstance(index, int):
+        raise Untraceable("a selection at a position that is computed")
+    # A position beyond a size with a name was refused before: it would depend on that size.
+    place = index if index >= 0 else length + index
     cut = one.b.add("slice", one.operand(x), dim=dim, start=place, stop=place + 1)
     dim %= len(shape)
     return one.b.add("reshape", cut, shape=(*shape[:dim], *shape[dim + 1 :]))

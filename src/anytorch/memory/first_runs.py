@@ -1,19 +1,21 @@
 """Seeing models when they first run: every call of a module that is within no other module's call passes here.
 
-`watch` puts functions in the places of `nn.Module.__call__`, `to`, `train` and `requires_grad_`, for the length of a mode;
-outside of a mode torch's own are there. Calls within calls cost one look at a thread's flag.
+`watch` puts functions in the places of `nn.Module.__call__`, `to`, `train` and `requires_grad_`, and of what
+`torch.func.functional_call` calls, for the length of a mode; outside of a mode torch's own are there. Calls within calls
+cost one look at a thread's flag.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import stateless
 
 from anytorch.memory.running import in_backward
 
@@ -29,6 +31,8 @@ class Watcher(Protocol):
 
     def will_transform(self, model: nn.Module) -> None: ...
 
+    def will_replace(self, model: nn.Module, names: Iterable[str], *, under_way: bool) -> None: ...
+
 
 _inside = threading.local()
 _watcher: Watcher | None = None
@@ -37,6 +41,7 @@ _plain_call: Any = nn.Module.__call__
 _plain_to: Any = nn.Module.to
 _plain_train: Any = nn.Module.train
 _plain_requires_grad: Any = nn.Module.requires_grad_
+_plain_functional: Any = stateless._functional_call
 
 
 class NotWatched:
@@ -107,6 +112,19 @@ def _requires_grad(self: nn.Module, requires_grad: bool = True) -> nn.Module:
     return changed
 
 
+def _functional(module: nn.Module, parameters_and_buffers: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    """`torch.func.functional_call`: what it puts in for one call is not the model's, and is not prepared."""
+    watcher = None if torch.compiler.is_compiling() else _watcher
+    if watcher is None:
+        return _plain_functional(module, parameters_and_buffers, *args, **kwargs)
+    under_way = getattr(_inside, "on", False)
+    if _transformed() and not under_way:
+        watcher.will_transform(module)
+    watcher.will_replace(module, parameters_and_buffers, under_way=under_way)
+    with NotWatched():
+        return _plain_functional(module, parameters_and_buffers, *args, **kwargs)
+
+
 def _transformed() -> bool:
     # None outside of torch.func's transforms, which torch's stubs do not know.
     transform: Any = torch._C._functorch.peek_interpreter_stack()
@@ -127,7 +145,7 @@ def _is_ordinary(module: nn.Module) -> bool:
 
 
 def watch(watcher: Watcher) -> None:
-    global _watcher, _plain_call, _plain_to, _plain_train, _plain_requires_grad
+    global _watcher, _plain_call, _plain_to, _plain_train, _plain_requires_grad, _plain_functional
     if nn.Module.__call__ is not _call:
         _plain_call = nn.Module.__call__
         setattr(nn.Module, "__call__", _call)  # noqa: B010  (a method, to the type checker)
@@ -140,6 +158,9 @@ def watch(watcher: Watcher) -> None:
     if nn.Module.requires_grad_ is not _requires_grad:
         _plain_requires_grad = nn.Module.requires_grad_
         setattr(nn.Module, "requires_grad_", _requires_grad)  # noqa: B010
+    if stateless._functional_call is not _functional:
+        _plain_functional = stateless._functional_call
+        stateless._functional_call = _functional
     _watcher = watcher
 
 
@@ -155,3 +176,5 @@ def unwatch() -> None:
     ):
         if getattr(nn.Module, name) is ours:
             setattr(nn.Module, name, plain)
+    if stateless._functional_call is _functional:
+        stateless._functional_call = _plain_functional

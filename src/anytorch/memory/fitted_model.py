@@ -18,6 +18,7 @@ from torch import nn
 from anytorch.devices.oom import telling_out_of_memory
 from anytorch.errors import UsageError
 from anytorch.memory.formats import pack_block, packing_of, unpacked_nbytes
+from anytorch.memory.heap import trim
 from anytorch.memory.homes import BlockHomes, FittedState, device_buffer
 from anytorch.memory.images import Image, views_of
 from anytorch.memory.ledger import Ledger
@@ -86,6 +87,7 @@ class Fitted(FittedState):
                 for name in self.found.groups:
                     (self._place_file if from_files else self._place)(name)
                 self._start()
+                trim()  # the weights that rest elsewhere now were freed, and are the process's until they are given back
             except BaseException:
                 self.close() if from_files else self.put_back()
                 raise

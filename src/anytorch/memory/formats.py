@@ -16,6 +16,7 @@ from torch import nn
 from anytorch.memory.images import Image, packed, views_of
 from anytorch.memory.transfers import Copies
 from anytorch.memory.units import Found, Unit
+from anytorch.quant.conv1d import is_conv1d
 from anytorch.quant.formats import Format, parse
 from anytorch.quant.tensor import PARTS, QuantTensor, expected_parts, pack, unpack
 
@@ -54,7 +55,7 @@ def packable(found: Found, parameter: torch.Tensor) -> bool:
         parameter.ndim == 2
         and parameter.is_floating_point()
         and parameter.numel() >= LEAST_ELEMENTS
-        and all(isinstance(owner, nn.Linear) for owner in owners)
+        and all(isinstance(owner, nn.Linear) or is_conv1d(owner) for owner in owners)
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,7 @@ from anytorch.memory.mode_table import MODES, PRECISIONS, Mode
 from anytorch.memory.originals import tensors_of
 from anytorch.memory.prepared import Phase, Prepared, device_budget, in_words, same_place
 from anytorch.quant.formats import parse
+from anytorch.quant.linear import QuantLinear
 from anytorch.workers import start
 
 log = logs.logger(__name__)
@@ -300,6 +301,23 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
             start(thread)
             thread.join()
 
+    def will_replace(self, model: nn.Module, names: Iterable[str], *, under_way: bool) -> None:
+        """Give back the weights that `functional_call` puts others in the places of: a packed layer has no such place.
+
+        Raises UsageError where they have to stay packed: the model was packed on request, or is being called.
+        """
+        names = list(names)
+        if not packed_among(model, names):
+            return
+        if not under_way:
+            self.will_transform(model)
+        if left := packed_among(model, names):
+            raise UsageError(
+                f"functional_call gives {left[0]!r} another value, and mode {self.mode.name!r} has packed that layer"
+                + (" for the call that this one is part of" if under_way else ""),
+                hint="turn the mode on with weights=None, or prepare the model with mode.apply(model, training=True)",
+            )
+
     def _packed_with(self, model: nn.Module) -> list[Prepared]:
         prepared = list(self._prepared)  # models may go meanwhile
         found = [one for one in prepared if not one.asked and "weights" in one.did]
@@ -337,6 +355,13 @@ class ActiveMode(AbstractContextManager["ActiveMode"]):
 
 
 _UNKNOWN: Any = object()
+
+
+def packed_among(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """The names that are weights of packed layers."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    owners = ((name, *name.rpartition(".")[::2]) for name in names)
+    return [name for name, owner, own in owners if own == "weight" and isinstance(modules.get(owner), QuantLinear)]
 
 
 def _contains(model: nn.Module, part: nn.Module) -> bool:

@@ -23,9 +23,10 @@ from anytorch import settings
 from anytorch.memory.parked import PARKED, park, wake
 from anytorch.memory.reader import Reader
 from anytorch.memory.spill import Spill
+from anytorch.quant.conv1d import QuantConv1D, as_linear, kind_for, matrix_of
 from anytorch.quant.formats import Format, parse
 from anytorch.quant.linear import QuantLinear
-from anytorch.quant.model import linear_targets, replace_module
+from anytorch.quant.model import packable_layers, replace_module
 from anytorch.quant.tensor import PARTS, pack
 from anytorch.safetensors_files import StoredTensor
 
@@ -43,7 +44,7 @@ HOOKS = (
 class Kept:
     """A layer's original: the object, and where its weight is stored."""
 
-    layer: nn.Linear
+    layer: nn.Module
     stored: dict[str, StoredTensor]
     parent: weakref.ref[nn.Module]  # not its name in the model: a part may outlive the whole
     child: str
@@ -66,7 +67,7 @@ class Originals:
         """Write the weight of every layer that can be packed to disk."""
         for name, layer in _targets(model).items():
             parent, _, child = name.rpartition(".")
-            stored = self._spill.write({WEIGHT: layer.weight.detach()})
+            stored = self._spill.write({WEIGHT: weight_of(layer).detach()})
             self._kept[name] = Kept(layer, stored, weakref.ref(model.get_submodule(parent)), child)
 
     def within(self, model: nn.Module) -> bool:
@@ -77,14 +78,15 @@ class Originals:
     @property
     def trained(self) -> bool:
         """True if one of the layers wants a gradient: the packed ones in their places do not show it."""
-        return any(kept.layer.weight.requires_grad for kept in self._kept.values())
+        return any(weight_of(kept.layer).requires_grad for kept in self._kept.values())
 
     def pack(self, model: nn.Module, format: str) -> int:
         """Put packed layers in the places of those that were kept, one at a time; returns how many."""
         chosen = parse(format)
         for name, kept in self._kept.items():
             layer = kept.layer
-            kept.packed = QuantLinear.of(layer, chosen, packed=pack(layer.weight, chosen, refine=True))
+            linear = as_linear(layer)
+            kept.packed = kind_for(layer).of(linear, chosen, packed=pack(linear.weight, chosen, refine=True))
             show = ShowsOriginal(self, name)
             kept.packed.register_state_dict_post_hook(partial(show.saving))
             kept.packed.register_load_state_dict_pre_hook(partial(show.loading))
@@ -92,15 +94,16 @@ class Originals:
             for hooks in HOOKS:
                 kept.packed.__dict__[hooks] = layer.__dict__[hooks]
             replace_module(model, name, kept.packed)
-            park(layer.weight, layer.weight.device)
+            park(weight_of(layer), linear.weight.device)
+            del linear
         return len(self._kept)
 
     def value(self, name: str) -> torch.Tensor:
         """The original weight of a layer, read from disk, where its packed one is."""
         kept = self._kept[name]
         found = self._reader.read_tensors(kept.stored.values())[WEIGHT]
-        place = kept.packed.codes.device if kept.packed is not None else kept.layer.weight.device
-        dtype = kept.packed.dtype if kept.packed is not None else kept.layer.weight.dtype
+        place = kept.packed.codes.device if kept.packed is not None else weight_of(kept.layer).device
+        dtype = kept.packed.dtype if kept.packed is not None else weight_of(kept.layer).dtype
         # A copy: the buffer is larger than the tensor, and page-aligned for the disk's sake.
         return found.to(place, dtype, copy=True)
 
@@ -129,13 +132,14 @@ class Originals:
         try:
             for name, kept in self._kept.items():
                 layer, weight = kept.layer, self.value(name)
-                if isinstance(layer.weight, PARKED):
-                    wake(layer.weight, weight)
+                own = weight_of(layer)
+                if isinstance(own, PARKED):
+                    wake(own, weight)
                 else:
-                    layer.weight.data = weight
+                    own.data = weight
                 parent, stands_in = kept.parent(), kept.stands_in()
                 if stands_in is not None:
-                    if stands_in.bias is not None and layer.bias is not None:
+                    if stands_in.bias is not None and isinstance(layer.bias, nn.Parameter):
                         layer.bias.data = stands_in.bias.data  # moved, or changed by load_state_dict
                     layer.train(stands_in.training)
                     setattr(parent, kept.child, layer)
@@ -176,28 +180,37 @@ class ShowsOriginal:
         assert isinstance(module, QuantLinear)
         if originals is None or not isinstance(weight, torch.Tensor):
             return
-        if tuple(weight.shape) != (module.out_features, module.in_features):
+        transposed = isinstance(module, QuantConv1D)
+        matrix = weight.T if transposed and weight.ndim == 2 else weight
+        if tuple(matrix.shape) != (module.out_features, module.in_features):
             return  # torch says of the missing parts what does not fit
         del state[prefix + WEIGHT]
         weight = weight.detach().to(module.codes.device, module.dtype)
         originals.changed(self._name, weight)
-        for part, values in pack(weight, module.format, refine=True).parts.items():
+        matrix = weight.T.contiguous() if transposed else weight
+        for part, values in pack(matrix, module.format, refine=True).parts.items():
             state[prefix + part] = values
 
     def __reduce__(self) -> tuple[type[ShowsOriginal], tuple[None, str]]:
         return ShowsOriginal, (None, "")
 
 
-def _targets(model: nn.Module) -> dict[str, nn.Linear]:
+def weight_of(layer: nn.Module) -> torch.Tensor:
+    weight = layer._parameters[WEIGHT]
+    assert weight is not None
+    return weight
+
+
+def _targets(model: nn.Module) -> dict[str, nn.Module]:
     """The layers to pack: not those whose forward a program has replaced."""
-    return {name: layer for name, layer in linear_targets(model)[0].items() if "forward" not in layer.__dict__}
+    return {name: layer for name, layer in packable_layers(model)[0].items() if "forward" not in layer.__dict__}
 
 
 def packed_nbytes(model: nn.Module, format: str) -> int:
     """What a model takes once its linear layers are packed."""
     chosen: Format = parse(format)
-    linear = {id(layer.weight): layer.weight for layer in _targets(model).values()}
-    packed = sum(chosen.nbytes(*weight.shape) for weight in linear.values())
+    linear = {id(weight_of(layer)): matrix_of(layer) for layer in _targets(model).values()}
+    packed = sum(chosen.nbytes(*matrix.shape) for matrix in linear.values())
     return packed + sum(tensor.nbytes for tensor in tensors_of(model) if id(tensor) not in linear)
 
 

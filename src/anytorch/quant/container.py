@@ -21,6 +21,7 @@ from anytorch.errors import ModelError, OutputError, UsageError
 from anytorch.files import parse_json, replacing
 from anytorch.native.sums import crc32
 from anytorch.quant.choose import Prefer
+from anytorch.quant.conv1d import as_linear, is_conv1d, kind_for, matrix_of
 from anytorch.quant.formats import Format, parse
 from anytorch.quant.linear import QuantLinear
 from anytorch.quant.model import replace_module, set_tensor
@@ -239,10 +240,10 @@ def load(model: nn.Module, folder: str | Path, *, prefer: Prefer = "memory", ver
     _compare(model, reader, shared)
     for name in reader.packed:
         owner = name.rpartition(".")[0]
-        linear = model.get_submodule(owner)
+        there = model.get_submodule(owner)
         packed = reader.get_packed(name)
-        assert isinstance(linear, (nn.Linear, QuantLinear))
-        layer = QuantLinear.of(linear, packed.format, prefer=prefer, packed=packed)
+        linear = there if isinstance(there, QuantLinear) else as_linear(there)
+        layer = kind_for(there).of(linear, packed.format, prefer=prefer, packed=packed)
         layer.dtype = packed.dtype
         if f"{owner}.input_scale" in reader.names:
             layer.input_scale = reader.get(f"{owner}.input_scale")
@@ -269,16 +270,19 @@ def _compare(model: nn.Module, reader: Reader, shared: dict[str, str]) -> None:
     modules = dict(model.named_modules())
     for name, (_, shape, _, _) in reader.packed.items():
         module = modules.get(name.rpartition(".")[0])
-        if not isinstance(module, (nn.Linear, QuantLinear)):
+        if module is None or not (isinstance(module, (nn.Linear, QuantLinear)) or is_conv1d(module)):
             found = "no such layer" if module is None else type(module).__name__
             raise ModelError(f"{reader.path} holds the packed weight {name}; the model has {found} there")
-        if (module.out_features, module.in_features) != shape:
-            raise ModelError(
-                f"{reader.path}: {name} is {shape}; the model's is {(module.out_features, module.in_features)}"
-            )
+        size = (
+            (module.out_features, module.in_features)
+            if isinstance(module, QuantLinear)
+            else tuple(matrix_of(module).shape)
+        )
+        if size != shape:
+            raise ModelError(f"{reader.path}: {name} is {shape}; the model's is {size}")
         scale = reader.tensors.get(f"{name.rpartition('.')[0]}.input_scale")
-        if scale is not None and scale.shape != (module.in_features,):
-            raise ModelError(f"{reader.path}: {scale.name} is {scale.shape}; {name} has {module.in_features} inputs")
+        if scale is not None and scale.shape != size[1:]:
+            raise ModelError(f"{reader.path}: {scale.name} is {scale.shape}; {name} has {size[1]} inputs")
     if not isinstance(shared, dict) or not all(isinstance(other, str) for other in shared.values()):
         raise ModelError(f"{reader.path}: its table of shared tensors is invalid", hint="copy the file again")
     packed = [name for name, module in modules.items() if isinstance(module, QuantLinear)]  # by a call that failed

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from anytorch.errors import UsageError
 from anytorch.quant.choose import KernelChoice, Prefer, choose, kernels, row_class
 from anytorch.quant.formats import Format, parse
 from anytorch.quant.kernels.base import Run
@@ -38,6 +39,13 @@ class _Multiply(torch.autograd.Function):
             for_x = input_gradient(QuantTensor(format, shape, dtype, parts), gradient)
         for_bias = gradient.sum(0) if ctx.needs_bias else None
         return for_x, for_bias, None
+
+
+def weight_is_packed() -> UsageError:
+    return UsageError(
+        "a packed layer's weight cannot be set: it is stored in few bits",
+        hint="make the model ordinary again with anytorch.quant.dequantize(model), or use set_packed(pack(weight, format))",
+    )
 
 
 class QuantLinear(nn.Module):
@@ -115,10 +123,24 @@ class QuantLinear(nn.Module):
         self._bound.clear()
 
     @property
-    def weight(self) -> torch.Tensor:
-        """The weight, unpacked at each access. Code that only wants its dtype or device gets that, too; at a price."""
+    def matrix(self) -> torch.Tensor:
+        """The weight [out, in], unpacked at each access."""
         full = unpack(self.packed)
         return full if self.input_scale is None else full * self.input_scale.to(full.dtype)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight, unpacked at each access. Code that only wants its dtype or device gets that, too; at a price."""
+        return self.matrix
+
+    @weight.setter
+    def weight(self, value: torch.Tensor) -> None:
+        raise weight_is_packed()
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if name == "weight":  # `layer.weight = nn.Parameter(…)`, as `torch.func.functional_call` does
+            raise weight_is_packed()
+        super().register_parameter(name, param)
 
     @property
     def nbytes(self) -> int:

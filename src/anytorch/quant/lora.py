@@ -11,8 +11,9 @@ from torch.nn import functional
 
 from anytorch import limits
 from anytorch.errors import UsageError
+from anytorch.quant.conv1d import QuantConv1D, as_conv1d, as_linear
 from anytorch.quant.linear import QuantLinear
-from anytorch.quant.model import Skip, _matches, as_linear, replace_module, rules_of
+from anytorch.quant.model import Skip, _matches, replace_module, rules_of
 from anytorch.quant.tensor import linear_of
 
 
@@ -45,10 +46,11 @@ class LoRALinear(nn.Module):
         out: torch.Tensor = self.base(x) + functional.linear(down, self.lora_b.to(x.dtype)) * self.scaling
         return out
 
-    def merged(self) -> nn.Linear:
+    def merged(self) -> nn.Module:
         """One ordinary layer that computes the same."""
-        plain = as_linear(self.base) if isinstance(self.base, QuantLinear) else self.base
-        return linear_of(plain.weight.detach() + (self.lora_b @ self.lora_a).detach() * self.scaling, plain.bias)
+        plain = as_linear(self.base)
+        linear = linear_of(plain.weight.detach() + (self.lora_b @ self.lora_a).detach() * self.scaling, plain.bias)
+        return as_conv1d(linear) if isinstance(self.base, QuantConv1D) else linear
 
 
 def add_lora(

@@ -16,9 +16,10 @@ from anytorch.counts import counted
 from anytorch.errors import InputError, ModelError, UsageError
 from anytorch.quant.calibrate import InputStatistics, gptq, input_scaling
 from anytorch.quant.choose import Prefer
+from anytorch.quant.conv1d import QuantConv1D, as_linear, is_packable, kind_for, matrix_of, ordinary
 from anytorch.quant.formats import Format, parse
 from anytorch.quant.linear import QuantLinear
-from anytorch.quant.tensor import linear_of, pack, unpack
+from anytorch.quant.tensor import pack, unpack
 from anytorch.safetensors_files import locate_tensors, stored_tensor
 
 log = logs.logger(__name__)
@@ -62,7 +63,7 @@ def quantize(
     prefer: Prefer = "memory",
     weights: str | Path | None = None,
 ) -> Report:
-    """Replace the model's `nn.Linear` layers by packed ones, in place, one at a time.
+    """Replace the model's `nn.Linear` layers, and GPT-2's `Conv1D`, by packed ones, in place, one at a time.
 
     skip         names or patterns ("lm_head", "*.pooler.*") or functions of (name, module) that keep a layer as it is
     calibration  examples (each one is what `model` takes: a tensor, a tuple or a dict); with them `method` may be "gptq"
@@ -84,7 +85,7 @@ def quantize(
             "calibration runs the model, and this one's weights are on the meta device",
             hint="load the model first, or quantize without examples",
         )
-    layers, skipped = linear_targets(model, skip)
+    layers, skipped = packable_layers(model, skip)
     source = None if weights is None else Checkpoint(Path(weights))
     if source is not None:
         source.match(model)
@@ -93,21 +94,22 @@ def quantize(
     for names in _passes(layers, how):
         statistics = {} if how == "nearest" else _observe(model, {name: layers[name] for name in names}, calibration)
         for name in names:
-            linear = layers.pop(name)
+            own = layers.pop(name)
             if source is not None:
-                source.fill(linear, name)
-            if linear.weight.is_meta:
+                source.fill(own, name)
+            weight = matrix_of(own)
+            if weight.is_meta:
                 raise UsageError(
                     f"the layer {name} has no weight to quantize: it is on the meta device",
                     hint="say where the weights are with weights=<safetensors file or folder>",
                 )
-            before += linear.weight.numel() * linear.weight.element_size()
-            layer = _packed_layer(linear, chosen, how, statistics.pop(name, None), name, refine, prefer)
+            before += weight.nbytes
+            layer = _packed_layer(own, chosen, how, statistics.pop(name, None), name, refine, prefer)
             if layer.input_scale is not None:
                 scaled.append(name)
             after += layer.nbytes
             replace_module(model, name, layer)
-            del linear
+            del own, weight
     if source is not None:
         source.fill_rest(model)
     quantized = tuple(name for name, module in model.named_modules() if isinstance(module, QuantLinear))
@@ -117,7 +119,7 @@ def quantize(
 
 
 def _packed_layer(
-    linear: nn.Linear,
+    own: nn.Module,
     format: Format,
     method: str,
     statistics: InputStatistics | None,
@@ -125,9 +127,10 @@ def _packed_layer(
     refine: bool,
     prefer: Prefer,
 ) -> QuantLinear:
+    kind, linear = kind_for(own), as_linear(own)
     if statistics is None:
         packed = pack(linear.weight, format, refine=refine)
-        return QuantLinear.of(linear, format, prefer=prefer, packed=packed)
+        return kind.of(linear, format, prefer=prefer, packed=packed)
     statistics.check(name)
     weight, hessian = linear.weight.detach(), statistics.hessian
     factors = input_scaling(weight, format, statistics, refine=refine) if method.startswith("awq") else None
@@ -138,22 +141,28 @@ def _packed_layer(
         packed = gptq(weight, format, hessian, refine=refine)
     else:
         packed = pack(weight, format, refine=refine)
-    return QuantLinear.of(linear, format, prefer=prefer, packed=packed, input_scale=factors)
+    return kind.of(linear, format, prefer=prefer, packed=packed, input_scale=factors)
 
 
 def linear_targets(model: nn.Module, skip: Skip | Iterable[Skip] = ()) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+    """The `nn.Linear` layers among those of `packable_layers`."""
+    layers, skipped = packable_layers(model, skip)
+    return {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}, skipped
+
+
+def packable_layers(model: nn.Module, skip: Skip | Iterable[Skip] = ()) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """The layers of a model that can be packed, by name, and why others cannot. Raises UsageError for a bare nn.Linear."""
     rules = rules_of(skip)
     shared: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         shared.setdefault(id(parameter), []).append(name)
-    layers: dict[str, nn.Linear] = {}
+    layers: dict[str, nn.Module] = {}
     skipped: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, QuantLinear):
             skipped[name] = "packed already"
-        # Exactly this class: subclasses have a meaning of their own, and attention reads its out_proj's weight itself.
-        elif type(module) is nn.Linear:
+        # Exactly these classes: subclasses have a meaning of their own, and attention reads its out_proj's weight itself.
+        elif is_packable(module):
             owners = shared.get(id(module.weight), [])
             if not owners:
                 skipped[name] = "its weight is computed (pruning, weight norm)"
@@ -181,7 +190,7 @@ def _matches(rule: Skip, name: str, module: nn.Module) -> bool:
     return fnmatchcase(name, rule) or name == rule or name.startswith(f"{rule}.") or name.endswith(f".{rule}")
 
 
-def _passes(layers: Mapping[str, nn.Linear], method: str) -> Iterator[list[str]]:
+def _passes(layers: Mapping[str, nn.Module], method: str) -> Iterator[list[str]]:
     """The layers' names in portions whose covariances fit in memory together, in the model's order."""
     if method == "nearest":
         yield list(layers)
@@ -189,7 +198,7 @@ def _passes(layers: Mapping[str, nn.Linear], method: str) -> Iterator[list[str]]
     portion: list[str] = []
     nbytes = 0
     for name, layer in list(layers.items()):
-        need = layer.in_features**2 * 4
+        need = matrix_of(layer).shape[1] ** 2 * 4
         if portion and nbytes + need > STATISTICS_NBYTES:
             yield portion
             portion, nbytes = [], 0
@@ -200,7 +209,7 @@ def _passes(layers: Mapping[str, nn.Linear], method: str) -> Iterator[list[str]]
 
 
 def _observe(
-    model: nn.Module, layers: Mapping[str, nn.Linear], examples: Iterable[Any] | None
+    model: nn.Module, layers: Mapping[str, nn.Module], examples: Iterable[Any] | None
 ) -> dict[str, InputStatistics]:
     """Run the examples through the model and add up what reaches each layer."""
     assert examples is not None
@@ -209,7 +218,8 @@ def _observe(
             "calibration examples are read once for each portion of the layers, but an iterator can be read only once",
             hint="give a list",
         )
-    found = {name: InputStatistics(layer.in_features, layer.weight.device) for name, layer in layers.items()}
+    matrices = {name: matrix_of(layer) for name, layer in layers.items()}
+    found = {name: InputStatistics(matrix.shape[1], matrix.device) for name, matrix in matrices.items()}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         return lambda _module, inputs: found[name].add(inputs[0])
@@ -310,17 +320,13 @@ def replace_module(model: nn.Module, name: str, new: nn.Module) -> None:
 
 
 def dequantize(model: nn.Module) -> int:
-    """Turn packed layers back into `nn.Linear` (with the rounded weights), in place; returns how many there were."""
+    """Turn packed layers back into what they were (with the rounded weights), in place; returns how many there were."""
     found = [(name, module) for name, module in model.named_modules() if isinstance(module, QuantLinear)]
     for name, layer in found:
         if not name:
             raise ModelError("the model itself is a packed layer, which cannot be replaced in place")
-        replace_module(model, name, as_linear(layer))
+        replace_module(model, name, ordinary(layer))
     return len(found)
-
-
-def as_linear(layer: QuantLinear) -> nn.Linear:
-    return linear_of(layer.weight, layer.bias, training=layer.training)
 
 
 def weight_errors(model: nn.Module, original: Mapping[str, torch.Tensor]) -> dict[str, float]:
@@ -329,7 +335,8 @@ def weight_errors(model: nn.Module, original: Mapping[str, torch.Tensor]) -> dic
     for name, layer in model.named_modules():
         if isinstance(layer, QuantLinear):
             wanted = original[f"{name}.weight"].float()
-            found = layer.weight.float() if layer.input_scale is not None else unpack(layer.packed, torch.float32)
+            wanted = wanted.T if isinstance(layer, QuantConv1D) else wanted
+            found = layer.matrix.float() if layer.input_scale is not None else unpack(layer.packed, torch.float32)
             errors[name] = float((found - wanted).norm() / wanted.norm())
     return errors
 

@@ -156,6 +156,23 @@ def refused(call: Any, args: Sequence[Any], kwargs: dict[str, Any], shaped: bool
         return
 
 
+# The largest number that the CPU puts into each dtype; of integers, into every one of that size. float64 holds all.
+LARGEST = {
+    **{dtype: torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloat16, torch.float32)},
+    torch.float64: float("inf"),
+    **dict.fromkeys((torch.int8, torch.uint8, torch.int16), 127.0),
+}
+
+
+def refused_beyond(op: Any, tensor: torch.Tensor, numbers: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise what torch raises on the CPU for numbers that the tensor's dtype cannot hold. Asked at every call that has such
+    numbers: a plan, which asks when it is made, serves all numbers of a type."""
+    largest = LARGEST.get(tensor.dtype, 65504.0)
+    if any(isinstance(value, (int, float)) and not -largest <= value <= largest for value in numbers):
+        # The packet, as a number may stand in a tensor's place.
+        refused(op.overloadpacket, (tensor, *numbers), kwargs, shaped=False)
+
+
 def pointwise_kernel(op: Any, rule: Rule) -> Callable[..., Any]:
     """A kernel for one overload of an elementwise op."""
     arguments = op._schema.arguments

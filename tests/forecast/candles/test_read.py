@@ -248,3 +248,9 @@ def test_columns_can_be_named() -> None:
         parse_given("open")
     two = guess_columns(["date", "open", "high", "low", "close", "last", "volume"])
     assert two.of["close"] == "close" and two.ignored == ("last",) and "not from 'last'" in two.notes[0]
+
+
+@pytest.mark.parametrize("source", [[], ["a.csv", "b.csv"], None, 5])
+def test_a_source_that_is_none(source: object) -> None:
+    with pytest.raises(InputError, match=f"the source is a {type(source).__name__}, not a file's path"):
+        read_candles(source)

@@ -30,7 +30,7 @@ from anytorch.counts import counted
 from anytorch.errors import InputError
 from anytorch.forecast.candles.columns import Columns, columns_without_header, guess_columns
 from anytorch.forecast.candles.rhythm import Rhythm, future_times, rhythm_of
-from anytorch.forecast.candles.single import as_candles, counted_days, is_single, marked
+from anytorch.forecast.candles.single import as_candles, counted_days, given_columns, is_single, marked
 from anytorch.forecast.candles.tables import (
     FIELDS,
     PRICES,
@@ -86,7 +86,7 @@ def problems(frame: pd.DataFrame, lines: Sequence[int]) -> list[Problem]:
     zero = steps - steps  # NaT in the first row, so that it is never counted
     note("unsorted", "timestamps", (steps < zero).to_numpy(), "{value} comes after a later timestamp")
     note("duplicate", "timestamps", times.duplicated().to_numpy(), "{value} occurs twice")
-    for column in [name for name in FIELDS if name in frame]:
+    for column in given_columns(frame):
         values = frame[column].to_numpy(dtype=float)
         note("missing", column, ~np.isfinite(values), "{value} is not a number")
         with np.errstate(invalid="ignore"):
@@ -132,16 +132,17 @@ def repaired(frame: pd.DataFrame, lines: Sequence[int], where: Origin | str) -> 
         once = ~frame["timestamps"].duplicated(keep="last").to_numpy()
         frame, kept = frame[once].reset_index(drop=True), kept[once]
     frame = frame.copy()
-    for column in [name for name in FIELDS if name in frame]:
+    given = given_columns(frame)
+    for column in [*given, *(name for name in FIELDS if name in frame and name not in given)]:
         values = frame[column].to_numpy(dtype=float).copy()
         bad = ~np.isfinite(values)
         if not (column in PRICES and single):
             bad |= values <= 0 if column in PRICES else values < 0
         if column in PRICES and bad.mean() > MOST_MENDED:
+            what = "values are missing" if single else "prices are missing or not above 0"
             raise Cells(kept, column, Origin.of(where)).refused(
                 int(np.flatnonzero(bad)[0]),
-                f"{bad.mean():.0%} of the prices are missing or not above 0, more than a repair may fill in "
-                f"({MOST_MENDED:.0%})",
+                f"{bad.mean():.0%} of the {what}, more than a repair may fill in ({MOST_MENDED:.0%})",
                 hint="remove the faulty part",
             )
         values[bad] = np.nan

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from anytorch.forecast.candles.tables import FIELDS, PRICES
 from anytorch.forecast.candles.tables import pandas as pd
 
 SINGLE = "anytorch.single"
@@ -33,6 +34,15 @@ def marked(frame: Any, single: bool = True) -> Any:
 
 def is_single(frame: Any) -> bool:
     return bool(frame.attrs.get(SINGLE, False))
+
+
+def given_columns(frame: Any) -> list[str]:
+    """The columns of FIELDS whose faults are told: of single values the open, high and low are made from the `close`.
+
+    A missing value is otherwise found in the next row first, whose open it is.
+    """
+    made = [name for name in PRICES if name != "close"] if is_single(frame) else []
+    return [name for name in FIELDS if name in frame and name not in made]
 
 
 def counted_days(rows: int) -> Any:

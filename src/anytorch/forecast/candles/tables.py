@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import methodcaller
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,6 +193,12 @@ def _bytes_of(source: Any) -> tuple[str, bytes]:
         if sys.stdin is None or sys.stdin.isatty():
             raise InputError("standard input is a terminal, not a file", hint="pipe a file into it")
         return "standard input", sys.stdin.buffer.read()
+    if not isinstance(source, (str, PathLike)):
+        several = isinstance(source, (list, tuple))
+        raise InputError(
+            f"the source is a {type(source).__name__}, not a file's path, bytes, an open file or a table",
+            hint="read one source at a time" if several else "",
+        )
     path = Path(source)
     try:
         return path.name, path.read_bytes()

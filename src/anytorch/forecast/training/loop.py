@@ -37,6 +37,8 @@ from anytorch.recorded.staging import can_stage
 from anytorch.train import World
 
 log = logs.logger(__name__)
+# An evaluation that lasts longer than this says how far it is, once per this time: `progress` hears nothing of shorter ones.
+TOLD_EVERY_S = 1.0
 Progress = Callable[[int, int, str], None]
 
 
@@ -153,6 +155,7 @@ class Run:
         self.interrupt = Interrupt(first=world.first)
         self.saved = 0  # the step that the files are of …
         self.checked = -1  # … and the one that was evaluated last
+        self.progress: Progress | None = None
 
     # --- one step --------------------------------------------------------------------------------------------------
 
@@ -268,14 +271,23 @@ class Run:
         self.objective.eval()
         own = np.arange(self.world.rank, len(self.check_windows), self.world.size)
         sums = torch.zeros(2, dtype=torch.float64)
+        told = time.monotonic()
         for start in range(0, len(own), self.plan.batch_size):
             chosen = own[start : start + self.plan.batch_size]
             # In full precision: what is compared here decides which weights are kept.
             loss = self.objective.validate(*self.on_device(self.check_windows, chosen))
             sums += torch.tensor([float(loss) * len(chosen), len(chosen)], dtype=torch.float64)
+            # The one before the first step lasts for minutes with a large model on a CPU.
+            if self.progress is not None and time.monotonic() - told >= TOLD_EVERY_S:
+                told = time.monotonic()
+                self.tell(f"validation: {start + len(chosen):,} of {len(own):,} windows")
         # In float32 on the device: not every device has float64, nor every collective library the CPU.
         total = self.world.total(sums.to(self.world.device, torch.float32))
         return float(total[0] / total[1])
+
+    def tell(self, words: str) -> None:
+        if self.progress is not None and self.world.first:
+            self.progress(self.step, self.total, words)
 
     def check(self) -> None:
         """Evaluate, keep the best weights, and say whether it is time to stop."""
@@ -372,6 +384,7 @@ class Run:
 
     def train(self, *, resume: bool, progress: Progress | None) -> Outcome:
         began = time.monotonic()
+        self.progress = progress
         if not resume and self.world.first:
             self.folder.forget()
         self.world.wait()
@@ -382,7 +395,7 @@ class Run:
             resumed_from = self.step if loaded else 0
             with self.interrupt:
                 try:
-                    self._take_steps(progress)
+                    self._take_steps()
                 except KeyboardInterrupt:
                     # The last whole step is saved. No other process is waited for: it may have been stopped elsewhere.
                     if not self.interrupt.broken and self.step != self.saved:
@@ -410,7 +423,7 @@ class Run:
         self.world.wait()
         return outcome
 
-    def _take_steps(self, progress: Progress | None) -> None:
+    def _take_steps(self) -> None:
         latest = math.nan
         unchecked = self.checked != self.step  # the start; or a run that was stopped while it evaluated this step
         while unchecked or (self.step < self.total and not self.stopped):
@@ -423,8 +436,8 @@ class Run:
                 self.check()
             if self.step and (self.is_due(self.plan.save_every) or self.stopped):
                 self.save()
-            if self.step and progress is not None and self.world.first:
-                progress(self.step, self.total, f"loss {latest:.4f}, validation {self.best_loss:.4f}")
+            if self.step:
+                self.tell(f"loss {latest:.4f}, validation {self.best_loss:.4f}")
             unchecked = False
 
     def finish(self, outcome: Outcome) -> None:

@@ -195,6 +195,8 @@ PACKED = (b"\x1f\x8b", b"PK\x03\x04", b"PAR1", b"ARROW1")
 def check(asked: schemas.ForecastRequest, options: ServeOptions) -> None:
     """Raise a Problem for input that is missing or too large. Cheap: runs before anything is read."""
     given = [name for name in GIVEN if getattr(asked, name)]
+    if not given and asked.csv is not None:
+        raise Problem(422, "invalid-body", "The body is invalid", "csv is empty: send a header and rows", param="csv")
     if len(given) != 1:
         raise Problem(
             422, "invalid-body", "The body is invalid",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.kernels import RULES, op_of, pointwise_kernel, register_forms, register_pointwise
+from anytorch.webgpu.kernels import RULES, op_of, pointwise_kernel, refused_beyond, register_forms, register_pointwise
 from anytorch.webgpu.pointwise import ROUNDED, Compute, Rule
 from anytorch.webgpu.tensors import KEY, aten
 
@@ -133,6 +133,8 @@ def _power(op: Any) -> Callable[..., Any]:
     def power(base: torch.Tensor, exponent: Any, **kwargs: Any) -> Any:
         if isinstance(exponent, int) and exponent < 0 and not (base.is_floating_point() or base.is_complex()):
             raise RuntimeError("Integers to negative integer powers are not allowed.")
+        if base.is_floating_point():
+            refused_beyond(op, base, (exponent,), kwargs)
         if isinstance(exponent, (int, float)) and (base.is_floating_point() or exponent in integer_exponents):
             return special.get(exponent, general)(base, exponent, **kwargs)
         return general(base, exponent, **kwargs)

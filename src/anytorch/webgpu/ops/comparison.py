@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from anytorch.webgpu.fallback import fallback
-from anytorch.webgpu.kernels import RULES, op_of, pointwise_kernel, register_forms, register_pointwise
+from anytorch.webgpu.kernels import RULES, op_of, pointwise_kernel, refused_beyond, register_forms, register_pointwise
 from anytorch.webgpu.launch import overlap
 from anytorch.webgpu.pointwise import Rule, number
 from anytorch.webgpu.tensors import KEY, aten
@@ -141,6 +141,7 @@ def _clamp(op: Any) -> Callable[..., Any]:
     def clamp(tensor: torch.Tensor, min: Any = None, max: Any = None, **kwargs: Any) -> Any:
         if max is None and min is None:
             raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+        refused_beyond(op, tensor, (min, max), kwargs)
         if max is None:
             return lower(tensor, min, **kwargs)
         return upper(tensor, max, **kwargs) if min is None else both(tensor, min, max, **kwargs)

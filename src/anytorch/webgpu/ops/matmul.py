@@ -262,6 +262,21 @@ KERNELS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+def _growing(kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`in_place`, but what is added to becomes as large as the result, as in torch's addbmm_ on the CPU, and in it alone.
+
+    There a column that grows is read after it was overwritten; here it has its values.
+    """
+
+    def changed(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made = kernel(first, *args, **kwargs)
+        if first.shape != made.shape:
+            first.resize_(made.shape)
+        return first.copy_(made)
+
+    return changed
+
+
 def register(library: torch.library.Library) -> None:
     # Both keys: with autograd the op is taken apart before autograd sees it, in inference mode there is no autograd.
     library.impl("linear", linear, "AutogradPrivateUse1")
@@ -273,4 +288,4 @@ def register(library: torch.library.Library) -> None:
             continue
         library.impl(f"{name}.out", with_out(kernel, ["out"]), KEY)
         if name.startswith(("add", "badd")):
-            library.impl(f"{name}_", in_place(kernel), KEY)
+            library.impl(f"{name}_", _growing(kernel) if name == "addbmm" else in_place(kernel), KEY)
