@@ -95,3 +95,28 @@ def test_exponentials_at_the_ends_of_the_range(webgpu: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-38, equal_nan=True)
     real = x.imag == 0
     assert torch.equal(found[real, 1].signbit(), expected[real, 1].signbit())
+
+
+REAL: dict[str, Function] = {
+    "times a tensor": lambda x, r: x[:, None] * r,
+    "a tensor times": lambda x, r: r[:, None] * x,
+    "by a tensor": lambda x, r: x[:, None] / r,
+    "times a number": lambda x, r: torch.stack([x * k for k in (2.0, -0.5, 0.0, float("inf"), float("nan"), 3)]),
+    "by a number": lambda x, r: torch.stack([x / k for k in (2.0, -0.5, 0.0, float("inf"), float("nan"), 3)]),
+    "a real alpha": lambda x, r: torch.stack([torch.add(x[:, None], x, alpha=2.5), torch.sub(x[:, None], x, alpha=3)]),
+    "in place": lambda x, r: x.clone().mul_(2.0).div_(4),
+    "mean": lambda x, r: torch.stack([x[i : i + 2].mean() for i in range(len(x) - 1)]),
+    "mean over a dimension": lambda x, r: torch.stack(torch.broadcast_tensors(x[:, None], x)).mean(0),
+    "reciprocals": lambda x, r: 1 / x[x.isfinite()],
+}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_number_meets_an_infinite_part_as_on_the_cpu(webgpu: Any, name: str) -> None:
+    """There, and in NumPy, it is complex, and zero times infinity is no number; but by nothing is by nothing."""
+    ends = torch.tensor([0.0, 1.0, -2.5, float("inf"), float("-inf"), float("nan")])
+    x = torch.complex(*torch.meshgrid(ends, ends, indexing="ij")).flatten()
+    expected, found = REAL[name](x, ends), REAL[name](x.to("webgpu"), ends.to("webgpu"))
+    pairs = torch.view_as_real(found.cpu()), torch.view_as_real(expected)
+    torch.testing.assert_close(*pairs, rtol=1e-6, atol=0, equal_nan=True)
