@@ -21,6 +21,18 @@ def same(ours: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(ours.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
+WORDS = [
+    torch.float32,
+    torch.float16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.uint16,
+    torch.uint64,
+    torch.complex64,
+]
+
+
 @pytest.mark.native
 @pytest.mark.parametrize("number", EDGES)
 def test_a_64_bit_number_reaches_the_shader_whole(webgpu: Any, number: int) -> None:
@@ -336,6 +348,21 @@ def test_an_expanded_tensor_may_be_filled_and_not_written(webgpu: Any) -> None:
     for write in writes:
         with pytest.raises(RuntimeError, match="more than one element of the written-to tensor"):
             write()
+
+
+FILLED = ((10,), (0,)), ((2, 3), (0, 1)), ((2, 3), (1, 0)), ((2, 3, 4), (1, 0, 1)), ((2, 3, 4), (0, 0, 0))
+
+
+@pytest.mark.parametrize("dtype", [*WORDS, torch.uint32, torch.complex128, torch.float64, torch.float8_e4m3fn], ids=str)
+def test_an_expanded_tensor_of_any_dtype_may_be_filled(webgpu: Any, dtype: torch.dtype) -> None:
+    for (size, stride), offset in product(FILLED, (0, 2)):
+        for write in (lambda x: x.fill_(3), lambda x: x.zero_()):
+            held = torch.tensor([5, 6, 7, 8, 9, 10, 11, 12], dtype=torch.float32).to(dtype)
+            ours = held.to("webgpu")
+            for base in (held, ours):
+                view = base.as_strided(size, stride, offset)
+                assert write(view) is view
+            same(ours.to(torch.complex128), held.to(torch.complex128))
 
 
 NONE_OF: dict[str, Function] = {
@@ -675,3 +702,27 @@ def test_a_range_says_that_it_resizes_its_target(webgpu: Any) -> None:
 def test_adaptive_maxima_of_float64_go_to_the_cpu(webgpu: Any) -> None:
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
     same(F.adaptive_max_pool2d(x.to("webgpu"), 3), F.adaptive_max_pool2d(x, 3))
+
+
+CUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "all of it": lambda x: x,
+    "a part": lambda x: x[:, :, 1:-2, 2:-1],
+    "every other": lambda x: x[:, :, ::2, ::2],
+    "a sample": lambda x: x[1:2],
+    "two channels": lambda x: x[:, :2],
+}
+
+
+@pytest.mark.parametrize("view", CUTS)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_pictures_of_bytes_keep_the_layout_of_the_view_they_come_from(
+    webgpu: Any, layout: torch.memory_format, view: str
+) -> None:
+    """torch resizes bytes on the CPU, and asks their layout there."""
+    torch.manual_seed(0)
+    for channels, mode, antialias in product((3, 5), ("bilinear", "bicubic"), (False, True)):
+        x = torch.randint(0, 256, (2, channels, 20, 24), dtype=torch.uint8).contiguous(memory_format=layout)
+        expected = F.interpolate(CUTS[view](x), size=(9, 31), mode=mode, antialias=antialias)
+        found = F.interpolate(CUTS[view](x.to("webgpu")), size=(9, 31), mode=mode, antialias=antialias)
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0)

@@ -14,7 +14,8 @@ import torch
 from anytorch import settings
 from anytorch.errors import DeviceError
 from anytorch.webgpu import copies, random
-from anytorch.webgpu.tensors import CPU_KEYS, device, is_ours
+from anytorch.webgpu.launch import expanded, once
+from anytorch.webgpu.tensors import CPU_KEYS, aten, device, is_ours
 
 # Ops of aten whose CPU tensors are not a mistake: lengths, batch sizes and the like stay on the host on every device, and
 # indices may.
@@ -29,6 +30,8 @@ TAKES_HOST_TENSORS = (
     "copy",
     "set_",
 )
+
+FILLS = (aten.fill_.Scalar, aten.zero_.default)  # what they write is the same everywhere: they may write a place twice
 
 # Asked before the CPU is: they compute an op of these arguments on the device, or return NotImplemented (`ops.complexes`).
 detours: list[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = []
@@ -99,6 +102,9 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     known = signature(op)
     if known.view:  # computes sizes and strides only
         return op._handle.redispatch_boxed(CPU_KEYS, *args, **kwargs)
+    if op in FILLS and expanded(args[0]):
+        fallback(op, once(args[0]), *args[1:], **kwargs)
+        return args[0]
     for detour in detours:
         computed = detour(op, args, kwargs)
         if computed is not NotImplemented:
