@@ -473,10 +473,41 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "counts with too many weights": lambda d: torch.bincount(_ones(d, torch.int64), torch.ones(4, device=d)),
     "a norm of a complex order": lambda d: torch.linalg.vector_norm(_ones(d), ord=1j),
     "the variance of integers": lambda d: _ones(d, torch.int32).var(),
+    "a range to nothing": lambda d: torch.arange(-5, math.nan, device=d),
+    "a range from infinity": lambda d: torch.arange(-INF, 5, device=d),
+    "a range away from its end": lambda d: torch.arange(0, 5, -1, device=d),
+    "random integers by rand": lambda d: torch.rand(3, dtype=torch.int32, device=d),
+    "no random integers by rand": lambda d: torch.rand(0, 2, dtype=torch.uint8, device=d),
+    "several targets": lambda d: F.nll_loss(torch.ones(4, 3, device=d), torch.zeros(4, 2, dtype=torch.int64, device=d)),
+    "targets of planes": lambda d: F.nll_loss(
+        torch.ones(4, 3, 2, 2, device=d), torch.zeros(4, 2, 1, dtype=torch.int64, device=d)
+    ),
+    "weights of other classes": lambda d: F.nll_loss(
+        torch.ones(4, 3, device=d), torch.zeros(4, dtype=torch.int64, device=d), torch.ones(4, device=d)
+    ),
+    "margins of too few targets": lambda d: F.multi_margin_loss(
+        torch.ones(5, 3, device=d), torch.zeros(3, dtype=torch.int64, device=d)
+    ),
+    "margins of a vector's labels": lambda d: F.multilabel_margin_loss(
+        torch.ones(5, 3, device=d), torch.zeros(3, dtype=torch.int64, device=d)
+    ),
+    "margins of no classes": lambda d: F.multilabel_margin_loss(
+        torch.ones(5, 0, device=d), torch.zeros(5, 0, dtype=torch.int64, device=d)
+    ),
+    "too few channels to shuffle": lambda d: F.pixel_shuffle(torch.ones(1, 8, 6, 6, device=d), 3),
+    "a height that does not split": lambda d: F.pixel_unshuffle(torch.ones(1, 8, 6, 6, device=d), 4),
+    "a cross product in four dimensions": lambda d: torch.linalg.cross(*[torch.ones(3, 4, device=d)] * 2),
+    "the gradient of a pool of nothing": lambda d: _pooled(F.adaptive_avg_pool2d, d),
+    "the gradient of a pool of maxima of nothing": lambda d: _pooled(F.adaptive_max_pool2d, d),
+    "the gradient of a pool in space of nothing": lambda d: _pooled(F.adaptive_max_pool3d, d),
     "adaptive pooling of integers": lambda d: F.adaptive_max_pool2d(
         torch.ones(1, 1, 4, 4, dtype=torch.int32, device=d), 2
     ),
 }
+
+
+def _pooled(pool: Function, device: Any) -> None:
+    pool(torch.ones(1, 4, 10, 9, device=device, requires_grad=True), 0).sum().backward()
 
 
 def _ones(device: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -496,6 +527,20 @@ def test_what_torch_refuses_is_refused(webgpu: Any, name: str) -> None:
 def test_random_beyond_what_a_float_holds_is_warned_of(webgpu: Any) -> None:
     with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
         torch.empty(3, device="webgpu").random_(0, 1 << 30)
+
+
+@pytest.mark.parametrize("name", ["uniform_", "normal_", "log_normal_", "exponential_", "cauchy_", "geometric_"])
+def test_random_numbers_of_any_dtype_are_refused_where_the_cpu_refuses_them(webgpu: Any, name: str) -> None:
+    arguments = (0.5,) if name == "geometric_" else ()
+    for dtype, length in product((torch.uint8, torch.int64, torch.float32, torch.complex64), (0, 3)):
+        outcomes = []
+        for device in ("cpu", "webgpu"):
+            try:
+                made = getattr(torch.empty(length, dtype=dtype, device=device), name)(*arguments)
+                outcomes.append((made.shape, made.dtype))
+            except RuntimeError as exc:
+                outcomes.append((type(exc), str(exc)))
+        assert outcomes[0] == outcomes[1], (dtype, length)
 
 
 def test_shapes_that_torch_refuses(webgpu: Any) -> None:

@@ -20,7 +20,7 @@ from anytorch.webgpu.copies import on_device
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of, spoken
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import op_of, register_kernels, register_pointwise, resized
-from anytorch.webgpu.launch import NoKernel, plan_over
+from anytorch.webgpu.launch import NoKernel, let_the_cpu_refuse, plan_over
 from anytorch.webgpu.oversize import Windows, in_windows
 from anytorch.webgpu.pointwise import Rule, clip
 from anytorch.webgpu.tensors import KEY, aten, device, new_contiguous, new_tensor
@@ -137,9 +137,12 @@ def _distribution(op: Any, drawn: Distribution) -> Callable[..., torch.Tensor]:
         first, second = (*values, 0.0)[:2]
         if drawn.wrong(float(first), float(second)):
             raise RuntimeError(drawn.expects.format(float(first), float(second)))
+        possible = drawn.integers or self.is_floating_point() or self.is_complex()
+        if not (possible and self.numel()):
+            let_the_cpu_refuse(op, (self, *values), {})  # uniform_ refuses even no integers, normal_ does not
         if not self.numel():
             return self
-        if not (drawn.integers or self.is_floating_point() or self.is_complex()):
+        if not possible:
             raise NotImplementedError(f'"{op._opname}" not implemented for {spoken(self.dtype)!r}')
         if not computable(self.dtype) or self.dtype is torch.float64:
             return fallback(op, self, *values, generator=generator)
