@@ -14,7 +14,7 @@ import torch
 from anytorch import settings
 from anytorch.errors import DeviceError
 from anytorch.webgpu import copies, random
-from anytorch.webgpu.launch import expanded, once
+from anytorch.webgpu.launch import elsewhere, expanded, once
 from anytorch.webgpu.tensors import CPU_KEYS, aten, device, is_ours
 
 # Ops of aten whose CPU tensors are not a mistake: lengths, batch sizes and the like stay on the host on every device, and
@@ -118,10 +118,7 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if not is_ours(value):
                 if strict and value.dim():
-                    raise RuntimeError(
-                        f"{op}: expected all tensors to be on {device().type}, but {known.names[i]} is on {value.device}; "
-                        f"move it with .to('{device().type}')"
-                    )
+                    raise elsewhere(op, known.names[i], value)
                 return value
             host = copies.to_host(value)
             if known.written[i]:

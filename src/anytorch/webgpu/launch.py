@@ -27,9 +27,15 @@ def check_devices(op: Any, *tensors: torch.Tensor | None) -> None:
     """Raise if a tensor is on another device: kernels in Python get no check from torch. A CPU scalar may come along."""
     for tensor in tensors:
         if tensor is not None and tensor.device.type != NAME and tensor.dim():
-            raise RuntimeError(
-                f"{op}: expected all tensors to be on {NAME}, but one is on {tensor.device}; move it with .to('{NAME}')"
-            )
+            raise elsewhere(op, "a tensor", tensor)
+
+
+def elsewhere(op: Any, name: str, tensor: torch.Tensor) -> RuntimeError:
+    """The error of an argument on another device. It begins as torch's does, which programs look for."""
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but got {name} is on {tensor.device}, different from other tensors "
+        f"on {NAME}:0 (in {op}); move it with .to('{NAME}')"
+    )
 
 
 def expanded(tensor: torch.Tensor) -> bool:
