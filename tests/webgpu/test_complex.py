@@ -120,3 +120,33 @@ def test_a_real_number_meets_an_infinite_part_as_on_the_cpu(webgpu: Any, name: s
     expected, found = REAL[name](x, ends), REAL[name](x.to("webgpu"), ends.to("webgpu"))
     pairs = torch.view_as_real(found.cpu()), torch.view_as_real(expected)
     torch.testing.assert_close(*pairs, rtol=1e-6, atol=0, equal_nan=True)
+
+
+HALF: dict[str, Function] = {
+    "a sum": lambda a, b, h: a.sum(0),
+    "a product": lambda a, b, h: a.prod(1),
+    "a quotient": lambda a, b, h: a / b,
+    "a power of halves": lambda a, b, h: h.abs() ** (1 + 2j),
+    "to the power of halves": lambda a, b, h: torch.pow(0.5j, h),
+    "exp and log": lambda a, b, h: a.exp() + b.log(),
+    "an angle": lambda a, b, h: a.angle(),
+    "in place": lambda a, b, h: a.clone().div_(b).pow_(2),
+    "into nothing": lambda a, b, h: torch.div(a, b, out=torch.empty(0, dtype=a.dtype, device=a.device)),
+    "into a view": lambda a, b, h: torch.div(a, b, out=torch.empty(4, 3, dtype=a.dtype, device=a.device).t()),
+    "matrices": lambda a, b, h: torch.addmm(a[:, :3], a, b.mT),
+    "a dtype by name": lambda a, b, h: torch.sum(h, dtype=a.dtype),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("name", HALF)
+def test_complex_numbers_of_half_precision_are_computed_in_float32_where_the_cpu_has_no_kernel(
+    webgpu: Any, name: str
+) -> None:
+    torch.manual_seed(0)
+    a, b = (torch.randn(3, 4, dtype=torch.complex64).to(torch.complex32) for _ in range(2))
+    h = torch.randn(3, 4, dtype=torch.float16)
+    expected = HALF[name](a.to(torch.complex64), b.to(torch.complex64), h.float())
+    found = HALF[name](a.to("webgpu"), b.to("webgpu"), h.to("webgpu"))
+    assert found.dtype is {torch.complex64: torch.complex32, torch.float32: torch.float16}[expected.dtype]
+    torch.testing.assert_close(found.cpu().to(expected.dtype), expected, rtol=4e-3, atol=4e-3)
