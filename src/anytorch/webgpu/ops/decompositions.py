@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch._prims_common import alert_not_deterministic, suggest_memory_format
 
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.types import supported
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import has_kernel, in_place, op_of, out_forms, variants, with_out
-from anytorch.webgpu.launch import let_the_cpu_refuse
+from anytorch.webgpu.launch import check_devices, infer, let_the_cpu_refuse
 from anytorch.webgpu.ops import transformer
 from anytorch.webgpu.tensors import KEY, device
 
@@ -26,7 +27,7 @@ from anytorch.webgpu.tensors import KEY, device
 # to one library (cudnn_*, miopen_*), and views, which need nothing.
 TORCH = (
     "_add_relu.Tensor", "_weight_norm_interface", "channel_shuffle", "isin.Scalar_Tensor",
-    "isin.Tensor_Scalar", "isin.Tensor_Tensor", "linalg_cross", "logspace", "max_unpool2d", "max_unpool3d",
+    "isin.Tensor_Scalar", "isin.Tensor_Tensor", "linalg_cross", "logspace",
     "mvlgamma", "renorm", "trace", "tril_indices",
     "triu_indices", "unfold_backward", "addmm.dtype", "baddbmm.dtype", "floor_divide_.Tensor", "pixel_shuffle",
     "pixel_unshuffle", "narrow_copy",
@@ -198,6 +199,23 @@ def nonzero_static(x: torch.Tensor, *, size: int, fill_value: int = -1) -> torch
     return torch.cat((found, missing))
 
 
+def max_unpool(op: Any) -> Callable[..., torch.Tensor]:
+    """torch's decomposition writes an index outside of its plane into another one; a scatter into planes reports it."""
+
+    def kernel(x: torch.Tensor, indices: torch.Tensor, output_size: Any, *rest: Any) -> torch.Tensor:
+        check_devices(op, x, indices)
+        made = infer(op, x, indices, list(output_size), *[list(value) for value in rest])
+        alert_not_deterministic(f"max_unpooling{len(output_size)}d_forward_out")
+        planes = math.prod(made.shape[: -len(output_size)])
+        result = torch.zeros((planes, math.prod(output_size)), dtype=x.dtype, device=x.device)
+        if x.numel() and result.numel():
+            result.scatter_(1, indices.reshape(planes, -1), x.reshape(planes, -1))
+        result = result.view(made.shape)
+        return result.contiguous(memory_format=suggest_memory_format(x)) if result.dim() == 4 == x.dim() else result
+
+    return kernel
+
+
 def multi_margin(x: torch.Tensor, target: torch.Tensor, *rest: Any) -> torch.Tensor:
     """torch's, whose loss of a vector is one of a batch."""
     loss: torch.Tensor = decomposition_table[torch.ops.aten.multi_margin_loss.default](x, target, *rest)
@@ -262,6 +280,8 @@ OURS: dict[str, Callable[..., Any]] = {
     "_assert_async.msg": assert_async,
     "glu_jvp": glu_jvp,
     "nonzero_static": nonzero_static,
+    "max_unpool2d": max_unpool(torch.ops.aten.max_unpool2d.default),
+    "max_unpool3d": max_unpool(torch.ops.aten.max_unpool3d.default),
     "multi_margin_loss": multi_margin,
     "multi_margin_loss_backward": multi_margin_backward,
     "multilabel_margin_loss_forward": multilabel_margin,
