@@ -529,6 +529,31 @@ def test_random_beyond_what_a_float_holds_is_warned_of(webgpu: Any) -> None:
         torch.empty(3, device="webgpu").random_(0, 1 << 30)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.uint8, torch.bool, torch.float16, torch.float64, torch.complex64, torch.complex32, torch.float8_e5m2],
+)
+def test_whole_random_numbers_of_any_dtype_are_refused_where_the_cpu_refuses_them(
+    webgpu: Any, dtype: torch.dtype
+) -> None:
+    functions: tuple[Function, ...] = (
+        lambda length, d: torch.randint(2, (length,), dtype=dtype, device=d),
+        lambda length, d: torch.zeros(length, dtype=dtype, device=d).random_(),
+        lambda length, d: torch.zeros(length, dtype=dtype, device=d).random_(2),
+        lambda length, d: torch.zeros(length, dtype=dtype, device=d).random_(0, None),
+        lambda length, d: torch.randperm(length // 2, dtype=dtype, device=d),
+    )
+    for function, length in product(functions, (0, 3)):
+        outcomes = []
+        for device in ("cpu", "webgpu"):
+            try:
+                outcomes.append((function(length, device).shape, dtype))
+            except RuntimeError as exc:
+                outcomes.append((type(exc), str(exc)))
+        assert outcomes[0] == outcomes[1], (dtype, length)
+
+
 @pytest.mark.parametrize("name", ["uniform_", "normal_", "log_normal_", "exponential_", "cauchy_", "geometric_"])
 def test_random_numbers_of_any_dtype_are_refused_where_the_cpu_refuses_them(webgpu: Any, name: str) -> None:
     arguments = (0.5,) if name == "geometric_" else ()

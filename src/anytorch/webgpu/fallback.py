@@ -167,7 +167,10 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     except NotImplementedError as exc:
         if "not implemented for 'ComplexHalf'" not in str(exc):
             raise
-        result = _by_complex64(op, known, host_args, host_kwargs)
+        try:
+            result = _by_complex64(op, known, host_args, host_kwargs)
+        except NotImplementedError:  # for no complex number
+            raise exc from None
     for ours, host in changed:
         if ours.shape != host.shape:
             ours.resize_(host.shape)

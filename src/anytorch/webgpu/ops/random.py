@@ -159,7 +159,14 @@ def bernoulli_tensor(self: torch.Tensor, p: torch.Tensor, generator: torch.Gener
 LARGEST = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53}
 
 
+def _check_whole(dtype: torch.dtype) -> None:
+    """Leave to the CPU, which mostly refuses them, dtypes whose whole numbers are not known here: complex, float8."""
+    if dtype.is_complex or (dtype.is_floating_point and dtype not in LARGEST):
+        raise NoKernel
+
+
 def random_default(self: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    _check_whole(self.dtype)
     if self.dtype is torch.bool:
         return random_from(self, 0, 2, generator=generator)
     top = LARGEST.get(self.dtype)
@@ -190,6 +197,7 @@ def random_from(
     generator: torch.Generator | None = None,
     inclusive: bool = False,
 ) -> torch.Tensor:
+    _check_whole(self.dtype)
     if high is None:
         top = LARGEST.get(self.dtype)
         high, inclusive = top if top else 1 if self.dtype is torch.bool else torch.iinfo(self.dtype).max, True
@@ -211,7 +219,10 @@ def random_from(
 def randperm(n: int, generator: torch.Generator | None = None, *, out: torch.Tensor) -> torch.Tensor:
     if n < 0:
         raise RuntimeError(f"n must be non-negative, got {n}")
-    top = LARGEST.get(out.dtype) or (1 if out.dtype is torch.bool else torch.iinfo(out.dtype).max)
+    _check_whole(out.dtype)
+    if out.dtype is torch.bool:  # refused
+        raise NoKernel
+    top = LARGEST.get(out.dtype) or torch.iinfo(out.dtype).max
     if n - 1 > top:
         raise RuntimeError(
             f"n is too large for result tensor type: {out.dtype} holds whole numbers up to {top}, n is {n}"
