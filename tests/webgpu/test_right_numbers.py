@@ -465,6 +465,8 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "a shift of what it overlaps": lambda d: (lambda x: x[:-1].__ilshift__(x[1:]))(_ones(d, torch.int32)),
     "attention of vectors": lambda d: F.scaled_dot_product_attention(_ones(d), _ones(d), _ones(d)),
     "a bag of a vector": lambda d: torch.embedding_bag(_ones(d), _ones(d, torch.int64), _ones(d, torch.int64)),
+    "rows by fractions": lambda d: F.embedding(_ones(d), torch.ones(3, 3, device=d)),
+    "rows by fractions of the CPU": lambda d: F.embedding(_ones("cpu"), torch.ones(3, 3, device=d)),
     "fewer than no places": lambda d: torch.nonzero_static(_ones(d), size=-2),
     "a float factor of an outer product of integers": lambda d: torch.addr(
         torch.ones(3, 3, dtype=torch.int32, device=d), *[_ones(d, torch.int32)] * 2, alpha=2.5
