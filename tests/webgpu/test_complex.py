@@ -122,3 +122,58 @@ def test_products_and_quotients_of_what_is_infinite_are_the_cpus(webgpu: Any, na
     r = torch.tensor([0.0, 2.0, inf, 1.0, -1.0, 2.0, 3.0, -1.5])
     expected, found = INFINITE[name](c, r), INFINITE[name](c.to("webgpu"), r.to("webgpu")).cpu()
     torch.testing.assert_close(torch.view_as_real(found), torch.view_as_real(expected), equal_nan=True)
+
+
+REAL: dict[str, Function] = {
+    "times a tensor": lambda x, r: x[:, None] * r,
+    "a tensor times": lambda x, r: r[:, None] * x,
+    "by a tensor": lambda x, r: x[:, None] / r,
+    "times a number": lambda x, r: torch.stack([x * k for k in (2.0, -0.5, 0.0, float("inf"), float("nan"), 3)]),
+    "by a number": lambda x, r: torch.stack([x / k for k in (2.0, -0.5, 0.0, float("inf"), float("nan"), 3)]),
+    "a real alpha": lambda x, r: torch.stack([torch.add(x[:, None], x, alpha=2.5), torch.sub(x[:, None], x, alpha=3)]),
+    "in place": lambda x, r: x.clone().mul_(2.0).div_(4),
+    "mean": lambda x, r: torch.stack([x[i : i + 2].mean() for i in range(len(x) - 1)]),
+    "mean over a dimension": lambda x, r: torch.stack(torch.broadcast_tensors(x[:, None], x)).mean(0),
+    "reciprocals": lambda x, r: 1 / x[x.isfinite()],
+}
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_number_meets_an_infinite_part_as_on_the_cpu(webgpu: Any, name: str) -> None:
+    """There, and in NumPy, it is complex, and zero times infinity is no number; but by nothing is by nothing."""
+    ends = torch.tensor([0.0, 1.0, -2.5, float("inf"), float("-inf"), float("nan")])
+    x = torch.complex(*torch.meshgrid(ends, ends, indexing="ij")).flatten()
+    expected, found = REAL[name](x, ends), REAL[name](x.to("webgpu"), ends.to("webgpu"))
+    pairs = torch.view_as_real(found.cpu()), torch.view_as_real(expected)
+    torch.testing.assert_close(*pairs, rtol=1e-6, atol=0, equal_nan=True)
+
+
+HALF: dict[str, Function] = {
+    "a sum": lambda a, b, h: a.sum(0),
+    "a product": lambda a, b, h: a.prod(1),
+    "a quotient": lambda a, b, h: a / b,
+    "a power of halves": lambda a, b, h: h.abs() ** (1 + 2j),
+    "to the power of halves": lambda a, b, h: torch.pow(0.5j, h),
+    "exp and log": lambda a, b, h: a.exp() + b.log(),
+    "an angle": lambda a, b, h: a.angle(),
+    "in place": lambda a, b, h: a.clone().div_(b).pow_(2),
+    "into nothing": lambda a, b, h: torch.div(a, b, out=torch.empty(0, dtype=a.dtype, device=a.device)),
+    "into a view": lambda a, b, h: torch.div(a, b, out=torch.empty(4, 3, dtype=a.dtype, device=a.device).t()),
+    "matrices": lambda a, b, h: torch.addmm(a[:, :3], a, b.mT),
+    "a dtype by name": lambda a, b, h: torch.sum(h, dtype=a.dtype),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("name", HALF)
+def test_complex_numbers_of_half_precision_are_computed_in_float32_where_the_cpu_has_no_kernel(
+    webgpu: Any, name: str
+) -> None:
+    torch.manual_seed(0)
+    a, b = (torch.randn(3, 4, dtype=torch.complex64).to(torch.complex32) for _ in range(2))
+    h = torch.randn(3, 4, dtype=torch.float16)
+    expected = HALF[name](a.to(torch.complex64), b.to(torch.complex64), h.float())
+    found = HALF[name](a.to("webgpu"), b.to("webgpu"), h.to("webgpu"))
+    assert found.dtype is {torch.complex64: torch.complex32, torch.float32: torch.float16}[expected.dtype]
+    torch.testing.assert_close(found.cpu().to(expected.dtype), expected, rtol=4e-3, atol=4e-3)

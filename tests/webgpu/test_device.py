@@ -141,6 +141,35 @@ def test_what_torch_refuses_is_refused_here_too(torch: Any) -> None:
         torch.add(torch.ones(3, device="webgpu"), 1, out=torch.empty(3))
 
 
+def test_a_tensor_of_the_cpu_is_refused_in_the_words_that_programs_look_for(torch: Any) -> None:
+    vector, matrix = torch.ones(3), torch.eye(3)
+    functions: tuple[Callable[[Any], Any], ...] = (
+        lambda f: f(vector) + vector,
+        lambda f: torch.where(f(vector) > 0, f(vector), vector),
+        lambda f: torch.addcmul(f(vector), f(vector), vector),
+        lambda f: f(matrix) @ matrix,
+        lambda f: torch.nn.functional.linear(f(matrix), matrix, f(vector)),
+        lambda f: torch.dot(f(vector), vector),
+        lambda f: torch.vdot(f(vector), vector),
+        lambda f: torch.linalg.solve(f(matrix), matrix),
+        lambda f: torch.linalg.lstsq(f(matrix), matrix),
+        lambda f: torch.cat([f(vector), vector]),
+        lambda f: torch.nn.functional.layer_norm(f(matrix), (3,), vector),
+        lambda f: torch.nn.functional.conv1d(f(matrix)[None], matrix[None]),
+        lambda f: torch.nn.functional.embedding(torch.tensor([1]), f(matrix)),
+        lambda f: torch.nn.functional.nll_loss(f(matrix), torch.tensor([1, 2, 0])),
+        lambda f: torch.nn.functional.mse_loss(f(matrix), matrix),
+        lambda f: f(matrix).index_select(0, torch.tensor([1])),
+        lambda f: f(matrix).gather(0, torch.tensor([[1]])),
+        lambda f: torch.logaddexp2(f(vector), vector),
+        lambda f: torch.searchsorted(f(vector), vector),
+    )
+    for i, function in enumerate(functions):
+        function(lambda x: x)
+        with pytest.raises(RuntimeError, match=r"^Expected all tensors to be on the same device.*\.to\('webgpu'\)"):
+            print(i, function(lambda x: x.to("webgpu")))
+
+
 def test_torch_accelerator(torch: Any) -> None:
     """torch answers these in C++, for devices that are written in C++."""
     kind = torch.accelerator.current_accelerator(check_available=True)

@@ -52,6 +52,14 @@ def classes(torch: Any, i: Any) -> Any:
 
 
 # Each takes indices for a dimension of three and returns a tensor.
+def unpooled(torch: Any, index: Any, rank: int) -> Any:
+    """Two planes of three places: what is out of the first would be in the second."""
+    places = index.view(*[1] * (rank + 1), -1).expand(1, 2, *[1] * (rank - 1), -1)
+    unpool = torch.ops.aten.max_unpool2d if rank == 2 else torch.ops.aten.max_unpool3d
+    more = () if rank == 2 else ((1, 1, 1), (0, 0, 0))
+    return unpool(torch.ones(places.shape, device=index.device), places, (1,) * (rank - 1) + (3,), *more)
+
+
 OPS: dict[str, Callable[[Any, Any], Any]] = {
     "embedding": embedding,
     "embedding_bag": embedding_bag,
@@ -81,6 +89,8 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "weighted nll_loss": lambda t, i: t.nn.functional.nll_loss(classes(t, i), i, three(t, i)),
     "cross_entropy": lambda t, i: t.nn.functional.cross_entropy(classes(t, i), i, reduction="none"),
     "multi_margin_loss": lambda t, i: t.nn.functional.multi_margin_loss(classes(t, i), i),
+    "max_unpool2d": lambda t, i: unpooled(t, i, 2),
+    "max_unpool3d": lambda t, i: unpooled(t, i, 3),
 }  # fmt: skip
 SECOND = "index of the second dimension"
 WRAPPED = {"index", "index of bytes", SECOND, "take", "index_put", "index_put accumulated", "put"}

@@ -187,3 +187,20 @@ def test_a_torch_laid_out_otherwise_gets_python(monkeypatch: pytest.MonkeyPatch)
         assert accelerator.kernel(plain, plain, (1, 2), False) is plain
     finally:
         accelerator._launcher.cache_clear()
+
+
+def test_bind_groups_are_bounded_over_all_layouts(webgpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layout had a bound of its own: gradcheck of an RNN in float64 had Mesa's driver run out of memory mappings."""
+    from anytorch.gpu.runtime import open_runtime
+
+    runtime = open_runtime()
+    runtime.empty_cache()
+    monkeypatch.setattr("anytorch.gpu.programs.BIND_GROUPS_KEPT", 64)
+    tensors = [webgpu.full((8,), float(i), device="webgpu") for i in range(30)]
+    results = []
+    for i, first in enumerate(tensors):
+        for second in tensors[: i + 1]:
+            results.append(webgpu.where(first > second, first + second, first * 2).relu())
+            assert sum(map(len, runtime.programs._groups.values())) <= 64
+    expected = [float(i + j) for i in range(30) for j in range(i + 1)]
+    assert [result[3].item() for result in results] == expected

@@ -89,3 +89,34 @@ def test_shapes_that_do_not_fit(webgpu: Any) -> None:
             torch.zeros(3, dtype=torch.int64, device="webgpu"),
             torch.ones(5, device="webgpu"),
         )
+
+
+# Labels end at the first -1; what follows is ignored. A label may stand twice, and a row may have none.
+LABELS = torch.tensor([[0, 1, -1, 2], [3, -1, 0, 0], [-1, 1, 2, 3], [1, 1, 2, 0], [0, 1, 2, 3], [2, 2, -1, -1]])
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_margins_of_labels_and_classes(webgpu: Any, monkeypatch: pytest.MonkeyPatch, reduction: str) -> None:
+    monkeypatch.setenv("ANYTORCH_WEBGPU_FALLBACK", "silent")  # the gradient of multilabel_margin_loss
+    x = make(6, 4, grad=True)
+    agree(lambda t, y: F.multilabel_margin_loss(t, y, reduction=reduction), x, LABELS)
+    for row in range(6):
+        agree(lambda t, y: F.multilabel_margin_loss(t, y, reduction=reduction), make(4, grad=True), LABELS[row])
+    classes, weight = torch.tensor([0, 3, 1, 2, 0, 0]), torch.tensor([0.5, 2.0, 0.0, 1.0])
+    for p, weights in ((1, None), (2, None), (1, weight), (2, weight)):
+        more = {} if weights is None else {"weight": weights}
+
+        def loss(t: Any, y: Any, p: int = p, more: Any = more) -> Any:
+            moved = {name: value.to(t.device) for name, value in more.items()}
+            return F.multi_margin_loss(t, y, p=p, margin=0.7, reduction=reduction, **moved)
+
+        agree(loss, x, classes)
+        agree(loss, make(4, grad=True), classes[1])
+        agree(loss, make(4, grad=True), classes[1:2])
+    ours = [
+        F.multilabel_margin_loss(x[:0].to("webgpu"), LABELS[:0].to("webgpu"), reduction=reduction),
+        F.multi_margin_loss(x[:0].to("webgpu"), classes[:0].to("webgpu"), reduction=reduction),
+    ]
+    for loss_of_none in ours:  # the CPU returns memory as it found it
+        expected = {"none": [], "sum": 0.0, "mean": float("nan")}[reduction]
+        assert str(loss_of_none.tolist()) == str(expected)

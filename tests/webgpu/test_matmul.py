@@ -136,8 +136,6 @@ def test_errors_are_torchs_own(webgpu: Any) -> None:
     x = make(3, 4).to("webgpu")
     with pytest.raises(RuntimeError, match=r"same reduction dim|cannot be multiplied"):
         torch.mm(x, x)
-    with pytest.raises(RuntimeError, match="expected all tensors to be on webgpu"):
-        torch.mm(x, make(4, 5))
 
 
 def test_quantized_weights(webgpu: Any) -> None:

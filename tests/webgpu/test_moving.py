@@ -113,10 +113,10 @@ def test_an_op_of_the_cpu_says_which_tensor_is_elsewhere(
     second = "webgpu" if first == "cpu" else "cpu"
     a, b = torch.eye(3, device=first), torch.ones(3, 1, device=second)
     culprit = "A" if first == "cpu" else "B"
-    with pytest.raises(RuntimeError, match=f"all tensors to be on webgpu, but {culprit} is on cpu"):
+    with pytest.raises(RuntimeError, match=f"all tensors to be on the same device, but got {culprit} is on cpu"):
         torch.linalg.solve(a, b)
     weight = torch.ones(1, 1, 2, device=second)
-    with pytest.raises(RuntimeError, match="all tensors to be on webgpu"):
+    with pytest.raises(RuntimeError, match="all tensors to be on the same device"):
         torch.nn.functional.conv1d(torch.ones(1, 1, 4, device=first), weight)
 
 

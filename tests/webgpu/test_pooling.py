@@ -56,3 +56,18 @@ def test_layouts(webgpu: Any) -> None:
     agree(lambda t: F.max_pool2d(t, 2), x)
     agree(lambda t: F.avg_pool2d(t[:, :, 1:, ::2], 2), make(2, 4, 6, 8, grad=True))
     assert F.max_pool2d(x.detach().to("webgpu"), 2).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_maxima_go_back_to_their_places(webgpu: Any) -> None:
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = make(2, 3, 6, 8).contiguous(memory_format=layout)
+        y, places = F.max_pool2d(x, 2, return_indices=True)
+        y.requires_grad_()
+        agree(lambda t, i: F.max_unpool2d(t, i, 2), y, places)
+        agree(lambda t, i: F.max_unpool2d(t, i, 2, output_size=(7, 9)), y, places)
+        agree(lambda t, i: F.max_unpool2d(t[0], i[0], 2), y, places)
+        ours = F.max_unpool2d(y.detach().to("webgpu"), places.to("webgpu"), 2)
+        assert ours.stride() == F.max_unpool2d(y, places, 2).stride()
+    y, places = F.max_pool3d(make(2, 3, 4, 6, 8), 2, return_indices=True)
+    agree(lambda t, i: F.max_unpool3d(t, i, 2), y.requires_grad_(), places)
+    agree(lambda t, i: F.max_unpool2d(t, i, 2), torch.zeros(0, 3, 2, 2), torch.zeros(0, 3, 2, 2, dtype=torch.int64))

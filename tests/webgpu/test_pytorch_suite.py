@@ -49,6 +49,28 @@ def test_every_ending_is_counted_once(tmp_path: Path) -> None:
     assert list(json.loads(json.dumps(asdict(found)))["reasons"].values()) == [1]
 
 
+def test_a_reason_excuses_no_more_than_it_says() -> None:
+    said = "trace\nEXC AssertionError: False is not true"
+    excused = (
+        "TestModule.test_to_nn_Conv2d_swap_False_set_grad_True_float32",
+        "TestNN.test_upsamplingBiMode2d_nonsupported_dtypes_antialias_True_num_channels_3_mode_bilinear_uint8_uint8",
+        "TestBinaryUfuncs.test_fmod_remainder_by_zero_integral_int16",
+    )
+    counted = (
+        "TestModule.test_to_empty_nn_Conv2d_swap_False_set_grad_True_float32",
+        "TestModule.test_to_nn_Conv2d_swap_True_set_grad_True_float32",
+        "TestNN.test_upsamplingBiMode2d_nonsupported_dtypes_antialias_True_num_channels_3_mode_bilinear_int32_int32",
+        "TestBinaryUfuncs.test_fmod_remainder_by_zero_float_float32",
+    )
+    assert all(verdicts.reason_of(key, said) for key in excused)
+    assert not any(verdicts.reason_of(key, said) for key in counted)
+    refused = 'AssertionError: "same device" does not match "Expected all tensors to be on the same device"'
+    assert not verdicts.reason_of("TestLinalg.test_dot_invalid_args", f"trace\nEXC {refused}")
+    assert verdicts.reason_of(
+        "TestLinalg.test_mixed", "trace\nEXC RuntimeError: Expected all tensors to be on the same device"
+    )
+
+
 def test_a_sample_is_fair_and_loses_nothing() -> None:
     keys = [
         f"T.test_of_f{i}_x_op{j}_{dtype}"

@@ -21,6 +21,18 @@ def same(ours: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(ours.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
+WORDS = [
+    torch.float32,
+    torch.float16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.uint16,
+    torch.uint64,
+    torch.complex64,
+]
+
+
 @pytest.mark.native
 @pytest.mark.parametrize("number", EDGES)
 def test_a_64_bit_number_reaches_the_shader_whole(webgpu: Any, number: int) -> None:
@@ -338,6 +350,21 @@ def test_an_expanded_tensor_may_be_filled_and_not_written(webgpu: Any) -> None:
             write()
 
 
+FILLED = ((10,), (0,)), ((2, 3), (0, 1)), ((2, 3), (1, 0)), ((2, 3, 4), (1, 0, 1)), ((2, 3, 4), (0, 0, 0))
+
+
+@pytest.mark.parametrize("dtype", [*WORDS, torch.uint32, torch.complex128, torch.float64, torch.float8_e4m3fn], ids=str)
+def test_an_expanded_tensor_of_any_dtype_may_be_filled(webgpu: Any, dtype: torch.dtype) -> None:
+    for (size, stride), offset in product(FILLED, (0, 2)):
+        for write in (lambda x: x.fill_(3), lambda x: x.zero_()):
+            held = torch.tensor([5, 6, 7, 8, 9, 10, 11, 12], dtype=torch.float32).to(dtype)
+            ours = held.to("webgpu")
+            for base in (held, ours):
+                view = base.as_strided(size, stride, offset)
+                assert write(view) is view
+            same(ours.to(torch.complex128), held.to(torch.complex128))
+
+
 NONE_OF: dict[str, Function] = {
     "nested": lambda x: torch.nested.as_nested_tensor([x, x]),
     "nested, no gradient": lambda x: torch.nested.as_nested_tensor([x.detach(), x.detach()]) + 1,
@@ -438,6 +465,8 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "a shift of what it overlaps": lambda d: (lambda x: x[:-1].__ilshift__(x[1:]))(_ones(d, torch.int32)),
     "attention of vectors": lambda d: F.scaled_dot_product_attention(_ones(d), _ones(d), _ones(d)),
     "a bag of a vector": lambda d: torch.embedding_bag(_ones(d), _ones(d, torch.int64), _ones(d, torch.int64)),
+    "rows by fractions": lambda d: F.embedding(_ones(d), torch.ones(3, 3, device=d)),
+    "rows by fractions of the CPU": lambda d: F.embedding(_ones("cpu"), torch.ones(3, 3, device=d)),
     "fewer than no places": lambda d: torch.nonzero_static(_ones(d), size=-2),
     "a float factor of an outer product of integers": lambda d: torch.addr(
         torch.ones(3, 3, dtype=torch.int32, device=d), *[_ones(d, torch.int32)] * 2, alpha=2.5
@@ -446,10 +475,41 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "counts with too many weights": lambda d: torch.bincount(_ones(d, torch.int64), torch.ones(4, device=d)),
     "a norm of a complex order": lambda d: torch.linalg.vector_norm(_ones(d), ord=1j),
     "the variance of integers": lambda d: _ones(d, torch.int32).var(),
+    "a range to nothing": lambda d: torch.arange(-5, math.nan, device=d),
+    "a range from infinity": lambda d: torch.arange(-INF, 5, device=d),
+    "a range away from its end": lambda d: torch.arange(0, 5, -1, device=d),
+    "random integers by rand": lambda d: torch.rand(3, dtype=torch.int32, device=d),
+    "no random integers by rand": lambda d: torch.rand(0, 2, dtype=torch.uint8, device=d),
+    "several targets": lambda d: F.nll_loss(torch.ones(4, 3, device=d), torch.zeros(4, 2, dtype=torch.int64, device=d)),
+    "targets of planes": lambda d: F.nll_loss(
+        torch.ones(4, 3, 2, 2, device=d), torch.zeros(4, 2, 1, dtype=torch.int64, device=d)
+    ),
+    "weights of other classes": lambda d: F.nll_loss(
+        torch.ones(4, 3, device=d), torch.zeros(4, dtype=torch.int64, device=d), torch.ones(4, device=d)
+    ),
+    "margins of too few targets": lambda d: F.multi_margin_loss(
+        torch.ones(5, 3, device=d), torch.zeros(3, dtype=torch.int64, device=d)
+    ),
+    "margins of a vector's labels": lambda d: F.multilabel_margin_loss(
+        torch.ones(5, 3, device=d), torch.zeros(3, dtype=torch.int64, device=d)
+    ),
+    "margins of no classes": lambda d: F.multilabel_margin_loss(
+        torch.ones(5, 0, device=d), torch.zeros(5, 0, dtype=torch.int64, device=d)
+    ),
+    "too few channels to shuffle": lambda d: F.pixel_shuffle(torch.ones(1, 8, 6, 6, device=d), 3),
+    "a height that does not split": lambda d: F.pixel_unshuffle(torch.ones(1, 8, 6, 6, device=d), 4),
+    "a cross product in four dimensions": lambda d: torch.linalg.cross(*[torch.ones(3, 4, device=d)] * 2),
+    "the gradient of a pool of nothing": lambda d: _pooled(F.adaptive_avg_pool2d, d),
+    "the gradient of a pool of maxima of nothing": lambda d: _pooled(F.adaptive_max_pool2d, d),
+    "the gradient of a pool in space of nothing": lambda d: _pooled(F.adaptive_max_pool3d, d),
     "adaptive pooling of integers": lambda d: F.adaptive_max_pool2d(
         torch.ones(1, 1, 4, 4, dtype=torch.int32, device=d), 2
     ),
 }
+
+
+def _pooled(pool: Function, device: Any) -> None:
+    pool(torch.ones(1, 4, 10, 9, device=device, requires_grad=True), 0).sum().backward()
 
 
 def _ones(device: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -469,6 +529,45 @@ def test_what_torch_refuses_is_refused(webgpu: Any, name: str) -> None:
 def test_random_beyond_what_a_float_holds_is_warned_of(webgpu: Any) -> None:
     with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
         torch.empty(3, device="webgpu").random_(0, 1 << 30)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.uint8, torch.bool, torch.float16, torch.float64, torch.complex64, torch.complex32, torch.float8_e5m2],
+)
+def test_whole_random_numbers_of_any_dtype_are_refused_where_the_cpu_refuses_them(
+    webgpu: Any, dtype: torch.dtype
+) -> None:
+    functions: tuple[Function, ...] = (
+        lambda length, d: torch.randint(2, (length,), dtype=dtype, device=d),
+        lambda length, d: torch.zeros(length, dtype=dtype, device=d).random_(),
+        lambda length, d: torch.zeros(length, dtype=dtype, device=d).random_(2),
+        lambda length, d: torch.zeros(length, dtype=dtype, device=d).random_(0, None),
+        lambda length, d: torch.randperm(length // 2, dtype=dtype, device=d),
+    )
+    for function, length in product(functions, (0, 3)):
+        outcomes = []
+        for device in ("cpu", "webgpu"):
+            try:
+                outcomes.append((function(length, device).shape, dtype))
+            except RuntimeError as exc:
+                outcomes.append((type(exc), str(exc)))
+        assert outcomes[0] == outcomes[1], (dtype, length)
+
+
+@pytest.mark.parametrize("name", ["uniform_", "normal_", "log_normal_", "exponential_", "cauchy_", "geometric_"])
+def test_random_numbers_of_any_dtype_are_refused_where_the_cpu_refuses_them(webgpu: Any, name: str) -> None:
+    arguments = (0.5,) if name == "geometric_" else ()
+    for dtype, length in product((torch.uint8, torch.int64, torch.float32, torch.complex64), (0, 3)):
+        outcomes = []
+        for device in ("cpu", "webgpu"):
+            try:
+                made = getattr(torch.empty(length, dtype=dtype, device=device), name)(*arguments)
+                outcomes.append((made.shape, made.dtype))
+            except RuntimeError as exc:
+                outcomes.append((type(exc), str(exc)))
+        assert outcomes[0] == outcomes[1], (dtype, length)
 
 
 def test_shapes_that_torch_refuses(webgpu: Any) -> None:
@@ -675,3 +774,27 @@ def test_a_range_says_that_it_resizes_its_target(webgpu: Any) -> None:
 def test_adaptive_maxima_of_float64_go_to_the_cpu(webgpu: Any) -> None:
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
     same(F.adaptive_max_pool2d(x.to("webgpu"), 3), F.adaptive_max_pool2d(x, 3))
+
+
+CUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "all of it": lambda x: x,
+    "a part": lambda x: x[:, :, 1:-2, 2:-1],
+    "every other": lambda x: x[:, :, ::2, ::2],
+    "a sample": lambda x: x[1:2],
+    "two channels": lambda x: x[:, :2],
+}
+
+
+@pytest.mark.parametrize("view", CUTS)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_pictures_of_bytes_keep_the_layout_of_the_view_they_come_from(
+    webgpu: Any, layout: torch.memory_format, view: str
+) -> None:
+    """torch resizes bytes on the CPU, and asks their layout there."""
+    torch.manual_seed(0)
+    for channels, mode, antialias in product((3, 5), ("bilinear", "bicubic"), (False, True)):
+        x = torch.randint(0, 256, (2, channels, 20, 24), dtype=torch.uint8).contiguous(memory_format=layout)
+        expected = F.interpolate(CUTS[view](x), size=(9, 31), mode=mode, antialias=antialias)
+        found = F.interpolate(CUTS[view](x.to("webgpu")), size=(9, 31), mode=mode, antialias=antialias)
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0)

@@ -68,3 +68,15 @@ def test_attention_of_three_tensors(webgpu: Any) -> None:
     for need_weights in (True, False):
         found, expected = both(module, q, k, v, need_weights=need_weights)
         torch.testing.assert_close(found[0].cpu(), expected[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 16), (2, 0, 16), (0, 0, 16)])
+def test_nothing_is_attended_to(webgpu: Any, shape: tuple[int, ...]) -> None:
+    x = torch.zeros(shape)
+    for module, inputs in (
+        (make(torch.nn.TransformerEncoderLayer, 16, 4, 32), (x,)),
+        (make(torch.nn.MultiheadAttention, 16, 4), (x, x, x)),
+    ):
+        found, expected = both(module, *inputs)
+        found, expected = (made[0] if isinstance(made, tuple) else made for made in (found, expected))
+        assert found.shape == expected.shape

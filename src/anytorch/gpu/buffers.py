@@ -55,7 +55,8 @@ class Buffers(dict[int, Buffer]):
     def __missing__(self, key: int) -> Buffer:
         if not key << SHIFT & TAG:
             raise RuntimeError(
-                "expected all tensors to be on webgpu, but one is on another device; move it with .to('webgpu')"
+                "Expected all tensors to be on the same device, but got a tensor on another device than webgpu:0; "
+                "move it with .to('webgpu')"
             )
         raise DeviceLost(
             "webgpu: this tensor was on a device that has been reset; its memory is gone",

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from anytorch.gpu.launcher import Launcher
 
 Source = str | layer.Spirv  # WGSL, or a kernel for matrix cores
-BIND_GROUPS_KEPT = 20_000
+# Of all layouts: each is a mapping of memory to Mesa's software driver, and Linux gives a process 65,530 of those.
+BIND_GROUPS_KEPT = 32_768
 PROGRAMS_KEPT = 8_192
 
 
@@ -116,8 +117,8 @@ class Programs:
         A binding may not exceed the adapter's limit (a longer one reads silent zeros): larger buffers need `windows`, an
         (offset, nbytes) pair per buffer.
         """
-        if len(program.groups) >= BIND_GROUPS_KEPT:
-            self._forget(program.groups)
+        if sum(map(len, self._groups.values())) >= BIND_GROUPS_KEPT:
+            self._forget(max(self._groups.values(), key=len))
         entries = ffi.new("WGPUBindGroupEntry[]", len(buffers))
         for i, buffer in enumerate(buffers):
             offset, nbytes = windows[i] if windows is not None else (0, buffer.nbytes)

@@ -21,8 +21,9 @@ LARGE = 1 << 16
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU copy of a tensor of ours, with the same strides if it has no gaps. Lazy conjugation and negation are done: the
-    copy holds the values that the tensor shows."""
+    """A CPU copy of a tensor of ours, with the same strides if it has no gaps, else with its dimensions in the same order:
+    ops on the CPU choose their result's layout by it. Lazy conjugation and negation are done: the copy holds the values
+    that the tensor shows."""
     if tensor.is_conj():
         return to_host(torch._conj(tensor)).conj_physical_()
     if tensor.is_neg():
@@ -30,7 +31,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.numel() == 0:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     if not aten.is_non_overlapping_and_dense(tensor):
-        tensor = contiguous(tensor)
+        tensor = on_layout(tensor, torch.empty_like(tensor, device="meta").stride())
     host = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     large_pages.ask(host.data_ptr(), host.nbytes)  # a read waits for page faults more than for the copy
     read_into(tensor, host)

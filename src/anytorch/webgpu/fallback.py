@@ -14,7 +14,8 @@ import torch
 from anytorch import settings
 from anytorch.errors import DeviceError
 from anytorch.webgpu import copies, random
-from anytorch.webgpu.tensors import CPU_KEYS, device, is_ours
+from anytorch.webgpu.launch import elsewhere, expanded, once
+from anytorch.webgpu.tensors import CPU_KEYS, aten, device, is_ours
 
 # Ops of aten whose CPU tensors are not a mistake: lengths, batch sizes and the like stay on the host on every device, and
 # indices may.
@@ -29,6 +30,8 @@ TAKES_HOST_TENSORS = (
     "copy",
     "set_",
 )
+
+FILLS = (aten.fill_.Scalar, aten.zero_.default)  # what they write is the same everywhere: they may write a place twice
 
 # Asked before the CPU is: they compute an op of these arguments on the device, or return NotImplemented (`ops.complexes`).
 detours: list[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = []
@@ -94,11 +97,42 @@ def _on_host(op: Any, known: Signature, args: list[Any], kwargs: dict[str, Any])
     return op(*[torch.tensor(value) if plain(i, value) else value for i, value in enumerate(args)], **kwargs)
 
 
+WIDER = {torch.complex32: torch.complex64, torch.float16: torch.float32}
+NARROWER = {wide: narrow for narrow, wide in WIDER.items()}
+
+
+def _in_dtypes(value: Any, dtypes: dict[torch.dtype, torch.dtype]) -> Any:
+    """Tensors, and names of dtypes, exchanged for those of the dtypes given."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtypes.get(value.dtype, value.dtype))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_in_dtypes(item, dtypes) for item in value)
+    return dtypes.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+def _by_complex64(op: Any, known: Signature, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What torch's CPU kernels leave out for complex numbers of half precision, computed in float32 and rounded once."""
+    wide = [_in_dtypes(value, WIDER) for value in args]
+    named = {name: _in_dtypes(value, WIDER) for name, value in kwargs.items()}
+    result = _on_host(op, known, wide, named)
+    given = {**dict(zip(known.names, args, strict=False)), **kwargs}
+    computed = {**dict(zip(known.names, wide, strict=False)), **named}
+    for name, written in zip(known.names, known.written, strict=True):
+        if written and isinstance(given.get(name), torch.Tensor):
+            if given[name].shape != computed[name].shape:
+                given[name].resize_(computed[name].shape)
+            given[name].copy_(computed[name])
+    return _in_dtypes(result, NARROWER)
+
+
 def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run `op` on the CPU with copies of its arguments, and bring back what it changed and what it returns."""
     known = signature(op)
     if known.view:  # computes sizes and strides only
         return op._handle.redispatch_boxed(CPU_KEYS, *args, **kwargs)
+    if op in FILLS and expanded(args[0]):
+        fallback(op, once(args[0]), *args[1:], **kwargs)
+        return args[0]
     for detour in detours:
         computed = detour(op, args, kwargs)
         if computed is not NotImplemented:
@@ -112,10 +146,7 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if not is_ours(value):
                 if strict and value.dim():
-                    raise RuntimeError(
-                        f"{op}: expected all tensors to be on {device().type}, but {known.names[i]} is on {value.device}; "
-                        f"move it with .to('{device().type}')"
-                    )
+                    raise elsewhere(op, known.names[i], value)
                 return value
             host = copies.to_host(value)
             if known.written[i]:
@@ -131,7 +162,15 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     host_kwargs = {name: to_host(position[name], value) for name, value in kwargs.items()}
     if "generator" in position and host_kwargs.get("generator") is None and position["generator"] >= len(args):
         host_kwargs["generator"] = random.host_generator()
-    result = _on_host(op, known, host_args, host_kwargs)
+    try:
+        result = _on_host(op, known, host_args, host_kwargs)
+    except NotImplementedError as exc:
+        if "not implemented for 'ComplexHalf'" not in str(exc):
+            raise
+        try:
+            result = _by_complex64(op, known, host_args, host_kwargs)
+        except NotImplementedError:  # for no complex number
+            raise exc from None
     for ours, host in changed:
         if ours.shape != host.shape:
             ours.resize_(host.shape)

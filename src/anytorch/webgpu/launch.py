@@ -27,9 +27,15 @@ def check_devices(op: Any, *tensors: torch.Tensor | None) -> None:
     """Raise if a tensor is on another device: kernels in Python get no check from torch. A CPU scalar may come along."""
     for tensor in tensors:
         if tensor is not None and tensor.device.type != NAME and tensor.dim():
-            raise RuntimeError(
-                f"{op}: expected all tensors to be on {NAME}, but one is on {tensor.device}; move it with .to('{NAME}')"
-            )
+            raise elsewhere(op, "a tensor", tensor)
+
+
+def elsewhere(op: Any, name: str, tensor: torch.Tensor) -> RuntimeError:
+    """The error of an argument on another device. It begins as torch's does, which programs look for."""
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but got {name} is on {tensor.device}, different from other tensors "
+        f"on {NAME}:0 (in {op}); move it with .to('{NAME}')"
+    )
 
 
 def expanded(tensor: torch.Tensor) -> bool:
@@ -159,8 +165,31 @@ def infer(op: Any, *args: Any, **kwargs: Any) -> Any:
     key = (op, torch.get_default_dtype(), *[_mark(value) for value in args], *named)  # what integers may become
     made = plans[key]
     if made is None:
-        made = plans[key] = op(*[to_meta(v) for v in args], **{name: to_meta(v) for name, v in kwargs.items()})
+        try:
+            made = op(*[to_meta(v) for v in args], **{name: to_meta(v) for name, v in kwargs.items()})
+        except (RuntimeError, ValueError, IndexError):
+            let_the_cpu_refuse(op, args, kwargs)
+            raise
+        plans[key] = made
     return made
+
+
+FEW = 1 << 22  # elements: more are not made on the CPU for the sake of an error's words
+
+
+def let_the_cpu_refuse(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise what the CPU raises for tensors like these, of zeros; return if it takes them. Called before an error of our own
+    or of torch's meta kernels, some of which word it in their own way: what programs match is the CPU's."""
+
+    def on_host(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="cpu").zero_()
+        return [on_host(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    values = (*args, *kwargs.values())
+    tensors = [t for value in values for t in (value if isinstance(value, (list, tuple)) else (value,))]
+    if sum(t.numel() for t in tensors if isinstance(t, torch.Tensor)) <= FEW:
+        op(*[on_host(value) for value in args], **{name: on_host(value) for name, value in kwargs.items()})
 
 
 def without_elements(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

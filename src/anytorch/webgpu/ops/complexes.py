@@ -46,17 +46,40 @@ def joined(real: Any, imaginary: Any) -> torch.Tensor:
     return made
 
 
+def _real(imaginary: Any) -> bool:
+    return isinstance(imaginary, float) and imaginary == 0.0
+
+
+def _met_by_real(value: Parts) -> Parts:
+    """What a product with a real number takes of each part. torch and NumPy make the number complex: an infinite or
+    undefined part, times its zero, undoes the other."""
+    real, imaginary = value
+    return torch.add(real, imaginary, alpha=0.0), torch.add(imaginary, real, alpha=0.0)
+
+
 def multiplied(a: Parts, b: Parts) -> Parts:
-    """In full for a real factor, too, as torch does on the CPU: 0 times an infinite part is NaN."""
     (ar, ai), (br, bi) = a, b
+    if _real(ai) and _real(bi):
+        return ar * br, 0.0
+    if _real(ai):
+        br, bi = _met_by_real(b)
+        return ar * br, ar * bi
+    if _real(bi):
+        ar, ai = _met_by_real(a)
+        return ar * br, ai * br
     return ar * br - ai * bi, ar * bi + ai * br
 
 
 def divided(a: Parts, b: Parts) -> Parts:
     """By Smith's way: the quotient of the smaller by the larger part of b overflows for nothing."""
     (ar, ai), (br, bi) = a, b
-    if isinstance(bi, float) and bi == 0.0:  # what follows, where the ratio is 0: the parts of infinite numbers are NaN
-        return (ar + ai * 0.0) / br, (ai - ar * 0.0) / br
+    if _real(bi):
+        first, second = _met_by_real(a)
+        if isinstance(br, torch.Tensor):
+            first, second = torch.where(br == 0, ar, first), torch.where(br == 0, ai, second)
+        elif br == 0:
+            first, second = ar, ai
+        return first / br, second / br
     br, bi = (v if isinstance(v, torch.Tensor) else torch.tensor(float(v), device=NAME) for v in (br, bi))
     wide = br.abs() >= bi.abs()
     large, small = torch.where(wide, br, bi), torch.where(wide, bi, br)
@@ -145,7 +168,7 @@ def _folded(name: str) -> Callable[..., torch.Tensor]:
         if dtype not in (None, DTYPE) or x.dtype is not DTYPE:
             return NotImplemented
         real, imaginary = (getattr(torch, name)(part, *args, **kwargs) for part in parts(x))
-        return joined(real, imaginary)
+        return joined(*(_met_by_real((real, imaginary)) if name == "mean" else (real, imaginary)))
 
     return fold
 

@@ -92,7 +92,11 @@ def arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.T
     if all(type(v) is int for v in numbers) and step != 0 and (end - start) * step >= 0 and out.dtype is torch.int64:
         shape: tuple[int, ...] = (-((start - end) // step),)  # the usual case; the rest, and what is wrong, is torch's
     else:
-        shape = aten.arange.start_step(start, end, step, dtype=out.dtype, device=META).shape
+        try:
+            shape = aten.arange.start_step(start, end, step, dtype=out.dtype, device=META).shape
+        except RuntimeError:  # the CPU also says what is wrong with infinity
+            aten.arange.start_step(start, end, step, dtype=out.dtype, device="cpu")
+            raise
     if out.numel() not in (0, shape[0]):
         warnings.warn(  # torch's own words
             f"The number of elements in the out tensor of shape {list(out.shape)} is {out.numel()} which does not match the "

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch._prims_common import alert_not_deterministic, suggest_memory_format
 
 from anytorch.gpu.runtime import open_runtime
 from anytorch.gpu.wgsl.types import supported
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import has_kernel, in_place, op_of, out_forms, variants, with_out
+from anytorch.webgpu.launch import check_devices, infer, let_the_cpu_refuse
 from anytorch.webgpu.ops import transformer
 from anytorch.webgpu.tensors import KEY, device
 
@@ -25,8 +27,8 @@ from anytorch.webgpu.tensors import KEY, device
 # to one library (cudnn_*, miopen_*), and views, which need nothing.
 TORCH = (
     "_add_relu.Tensor", "_weight_norm_interface", "channel_shuffle", "isin.Scalar_Tensor",
-    "isin.Tensor_Scalar", "isin.Tensor_Tensor", "linalg_cross", "logspace", "max_unpool2d", "max_unpool3d",
-    "multi_margin_loss", "multilabel_margin_loss_forward", "mvlgamma", "renorm", "trace", "tril_indices",
+    "isin.Tensor_Scalar", "isin.Tensor_Tensor", "linalg_cross", "logspace",
+    "mvlgamma", "renorm", "trace", "tril_indices",
     "triu_indices", "unfold_backward", "addmm.dtype", "baddbmm.dtype", "floor_divide_.Tensor", "pixel_shuffle",
     "pixel_unshuffle", "narrow_copy",
 )  # fmt: skip
@@ -48,7 +50,11 @@ def functional(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]
         features = open_runtime().features
         if not all(computable(value, features) for value in (*args, *kwargs.values())):
             return fallback(op, *args, **kwargs)
-        result = decomposition(*args, **kwargs)
+        try:
+            result = decomposition(*args, **kwargs)
+        except RuntimeError:
+            let_the_cpu_refuse(op, args, kwargs)
+            raise
         # A decomposition may hand back its argument where nothing is to do; the op promises a tensor of its own.
         if any(result is value for value in args if isinstance(value, torch.Tensor)):
             return result.clone()
@@ -193,6 +199,51 @@ def nonzero_static(x: torch.Tensor, *, size: int, fill_value: int = -1) -> torch
     return torch.cat((found, missing))
 
 
+def max_unpool(op: Any) -> Callable[..., torch.Tensor]:
+    """torch's decomposition writes an index outside of its plane into another one; a scatter into planes reports it."""
+
+    def kernel(x: torch.Tensor, indices: torch.Tensor, output_size: Any, *rest: Any) -> torch.Tensor:
+        check_devices(op, x, indices)
+        made = infer(op, x, indices, list(output_size), *[list(value) for value in rest])
+        alert_not_deterministic(f"max_unpooling{len(output_size)}d_forward_out")
+        planes = math.prod(made.shape[: -len(output_size)])
+        result = torch.zeros((planes, math.prod(output_size)), dtype=x.dtype, device=x.device)
+        if x.numel() and result.numel():
+            result.scatter_(1, indices.reshape(planes, -1), x.reshape(planes, -1))
+        result = result.view(made.shape)
+        return result.contiguous(memory_format=suggest_memory_format(x)) if result.dim() == 4 == x.dim() else result
+
+    return kernel
+
+
+def multi_margin(x: torch.Tensor, target: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """torch's, whose loss of a vector is one of a batch."""
+    loss: torch.Tensor = decomposition_table[torch.ops.aten.multi_margin_loss.default](x, target, *rest)
+    return loss.view(()) if not target.dim() else loss
+
+
+def multilabel_margin(x: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """torch's own decomposition takes class 0 for every label that a row does not have (torch 2.13)."""
+    if x.shape != target.shape or x.dim() not in (1, 2) or not x.size(-1):
+        computed: tuple[torch.Tensor, torch.Tensor] = fallback(MULTILABEL, x, target, reduction)
+        return computed
+    classes = x.size(-1)
+    rows, labels = x.reshape(-1, classes), target.reshape(-1, classes)
+    place = torch.arange(classes, device=device())
+    end = torch.where(labels == -1, place, classes).amin(1, keepdim=True)
+    known = place < end
+    chosen = rows.gather(1, torch.where(known, labels, 0))
+    is_label = (torch.where(known, labels, -1).unsqueeze(2) == place).any(1)
+    distances = (1 - chosen.unsqueeze(2) + rows.unsqueeze(1)).clamp_min(0)  # row, label, class
+    counted = known.unsqueeze(2) & ~is_label.unsqueeze(1)
+    losses = torch.where(counted, distances, 0.0).sum((1, 2)) / classes
+    loss = losses.mean() if reduction == 1 else losses.sum() if reduction == 2 else losses.view(x.shape[:-1])
+    return loss, is_label.to(x.dtype).view(target.shape)
+
+
+MULTILABEL = torch.ops.aten.multilabel_margin_loss_forward.default
+
+
 def multi_margin_backward(
     gradient: torch.Tensor,
     x: torch.Tensor,
@@ -229,7 +280,11 @@ OURS: dict[str, Callable[..., Any]] = {
     "_assert_async.msg": assert_async,
     "glu_jvp": glu_jvp,
     "nonzero_static": nonzero_static,
+    "max_unpool2d": max_unpool(torch.ops.aten.max_unpool2d.default),
+    "max_unpool3d": max_unpool(torch.ops.aten.max_unpool3d.default),
+    "multi_margin_loss": multi_margin,
     "multi_margin_loss_backward": multi_margin_backward,
+    "multilabel_margin_loss_forward": multilabel_margin,
     "_grouped_mm": transformer.grouped_mm,
     "_native_multi_head_attention": transformer.multi_head_attention,
     "_transformer_encoder_layer_fwd": transformer.encoder_layer,

@@ -28,7 +28,7 @@ from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.faults import site_of
 from anytorch.webgpu.indexed import Index, find_plan, gather, positions, scatter
 from anytorch.webgpu.kernels import register_kernels, with_out
-from anytorch.webgpu.launch import NoKernel, check_devices, made_by, result_of
+from anytorch.webgpu.launch import NoKernel, check_devices, let_the_cpu_refuse, made_by, result_of
 from anytorch.webgpu.tensors import KEY, NAME, aten, device
 
 INDEX_DTYPES = (torch.int64, torch.int32)
@@ -275,6 +275,8 @@ def embedding(weight: torch.Tensor, indices: torch.Tensor, *of_gradient: Any) ->
         return found
     if weight.dim() != 2:
         raise RuntimeError("'weight' must be 2-D")
+    if indices.dtype not in INDEX_DTYPES:  # torch says so before it looks where they are
+        let_the_cpu_refuse(aten.embedding.default, (weight, indices), {})
     flat = indices.reshape(-1)
     size = (*indices.shape, weight.shape[1])
     plain = indices.is_contiguous() and indices.dtype in INDEX_DTYPES and weight.numel() and indices.numel()

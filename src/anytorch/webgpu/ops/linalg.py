@@ -13,8 +13,8 @@ import torch
 
 from anytorch.webgpu.factors import factorise_cholesky, factorise_lu, solve_triangular, swap_rows
 from anytorch.webgpu.kernels import register_kernels
-from anytorch.webgpu.launch import NoKernel, infer, without_elements
-from anytorch.webgpu.tensors import NAME, aten, is_ours, new_tensor
+from anytorch.webgpu.launch import NoKernel, elsewhere, infer, without_elements
+from anytorch.webgpu.tensors import aten, is_ours, new_tensor
 
 LARGEST = 1024  # rows or columns
 
@@ -24,10 +24,7 @@ def _made(op: Any, *args: Any, **kwargs: Any) -> Any:
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     for argument, value in zip(op._schema.arguments, args, strict=False):
         if isinstance(value, torch.Tensor) and not is_ours(value):
-            raise RuntimeError(
-                f"{op}: expected all tensors to be on {NAME}, but {argument.name} is on {value.device}; "
-                f"move it with .to('{NAME}')"
-            )
+            raise elsewhere(op, argument.name, value)
     try:
         known = infer(op, *args, **kwargs)
     except AssertionError as exc:  # some meta kernels are Python and assert; the CPU raises what it means

@@ -15,7 +15,7 @@ from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.faults import site_of
 from anytorch.webgpu.folds import reduce_dims
 from anytorch.webgpu.kernels import into, op_of, register_kernels
-from anytorch.webgpu.launch import NoKernel, check_devices, launch
+from anytorch.webgpu.launch import NoKernel, check_devices, launch, let_the_cpu_refuse
 from anytorch.webgpu.pointwise import Rule, run
 from anytorch.webgpu.tensors import KEY, aten, new_contiguous
 
@@ -24,11 +24,19 @@ NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for `reduction`
 Maybe = torch.Tensor | None
 
 
-def _check_shapes(op: Any, self: torch.Tensor, target: torch.Tensor, weight: Maybe) -> None:
-    """What torch would say of shapes that do not fit. The meta kernel says it too, but not of every op here."""
+def _check_shapes(op: Any, self: torch.Tensor, target: torch.Tensor, weight: Maybe, *rest: int) -> None:
+    """Raise if shapes do not fit, in the CPU's words. The meta kernel checks them too, but not of every op here."""
+    try:
+        _fit(op, self, target, weight)
+    except RuntimeError:
+        let_the_cpu_refuse(op, (self, target, weight, *rest), {})
+        raise
+
+
+def _fit(op: Any, self: torch.Tensor, target: torch.Tensor, weight: Maybe) -> None:
     mismatch = f"{op}: size mismatch (got input: {list(self.shape)}, target: {list(target.shape)})"
     if self.dim() > 1 and list(target.shape) != [*self.shape[:1], *self.shape[2:]]:
-        raise ValueError(mismatch)
+        raise RuntimeError(mismatch)
     if self.dim() == 0 or (self.dim() == 1 and target.numel() != 1):
         raise RuntimeError(mismatch)
     classes = self.size(1) if self.dim() > 1 else self.size(0)
@@ -53,7 +61,7 @@ def _forward(op: Any) -> Callable[..., Any]:
         self: torch.Tensor, target: torch.Tensor, weight: Maybe, reduction: int, ignore_index: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         check_devices(op, self, target, weight)
-        _check_shapes(op, self, target, weight)
+        _check_shapes(op, self, target, weight, reduction, ignore_index)
         _check_usable(self, target, weight, ignore_index)
         size = [*self.shape[:1], *self.shape[2:]] if self.dim() > 1 else []
         samples, (classes, inner) = math.prod(size), _geometry(self)

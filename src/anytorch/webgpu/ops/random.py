@@ -20,7 +20,7 @@ from anytorch.webgpu.copies import on_device
 from anytorch.webgpu.dtypes import FLOATS, computable, name_of, spoken
 from anytorch.webgpu.fallback import fallback
 from anytorch.webgpu.kernels import op_of, register_kernels, register_pointwise, resized
-from anytorch.webgpu.launch import NoKernel, plan_over
+from anytorch.webgpu.launch import NoKernel, let_the_cpu_refuse, plan_over
 from anytorch.webgpu.oversize import Windows, in_windows
 from anytorch.webgpu.pointwise import Rule, clip
 from anytorch.webgpu.tensors import KEY, aten, device, new_contiguous, new_tensor
@@ -137,9 +137,12 @@ def _distribution(op: Any, drawn: Distribution) -> Callable[..., torch.Tensor]:
         first, second = (*values, 0.0)[:2]
         if drawn.wrong(float(first), float(second)):
             raise RuntimeError(drawn.expects.format(float(first), float(second)))
+        possible = drawn.integers or self.is_floating_point() or self.is_complex()
+        if not (possible and self.numel()):
+            let_the_cpu_refuse(op, (self, *values), {})  # uniform_ refuses even no integers, normal_ does not
         if not self.numel():
             return self
-        if not (drawn.integers or self.is_floating_point() or self.is_complex()):
+        if not possible:
             raise NotImplementedError(f'"{op._opname}" not implemented for {spoken(self.dtype)!r}')
         if not computable(self.dtype) or self.dtype is torch.float64:
             return fallback(op, self, *values, generator=generator)
@@ -156,7 +159,14 @@ def bernoulli_tensor(self: torch.Tensor, p: torch.Tensor, generator: torch.Gener
 LARGEST = {torch.float16: 2**11, torch.bfloat16: 2**8, torch.float32: 2**24, torch.float64: 2**53}
 
 
+def _check_whole(dtype: torch.dtype) -> None:
+    """Leave to the CPU, which mostly refuses them, dtypes whose whole numbers are not known here: complex, float8."""
+    if dtype.is_complex or (dtype.is_floating_point and dtype not in LARGEST):
+        raise NoKernel
+
+
 def random_default(self: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    _check_whole(self.dtype)
     if self.dtype is torch.bool:
         return random_from(self, 0, 2, generator=generator)
     top = LARGEST.get(self.dtype)
@@ -187,6 +197,7 @@ def random_from(
     generator: torch.Generator | None = None,
     inclusive: bool = False,
 ) -> torch.Tensor:
+    _check_whole(self.dtype)
     if high is None:
         top = LARGEST.get(self.dtype)
         high, inclusive = top if top else 1 if self.dtype is torch.bool else torch.iinfo(self.dtype).max, True
@@ -208,7 +219,10 @@ def random_from(
 def randperm(n: int, generator: torch.Generator | None = None, *, out: torch.Tensor) -> torch.Tensor:
     if n < 0:
         raise RuntimeError(f"n must be non-negative, got {n}")
-    top = LARGEST.get(out.dtype) or (1 if out.dtype is torch.bool else torch.iinfo(out.dtype).max)
+    _check_whole(out.dtype)
+    if out.dtype is torch.bool:  # refused
+        raise NoKernel
+    top = LARGEST.get(out.dtype) or torch.iinfo(out.dtype).max
     if n - 1 > top:
         raise RuntimeError(
             f"n is too large for result tensor type: {out.dtype} holds whole numbers up to {top}, n is {n}"

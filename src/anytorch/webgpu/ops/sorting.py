@@ -213,7 +213,7 @@ def mode(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -> Any:
 
 def _as_tensor(value: Any, like: torch.Tensor) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
-        return value if value.device == like.device else value.to(like.device)
+        return value if value.dim() else value.to(like.device)
     dtype = like.dtype if like.is_floating_point() or isinstance(value, int) else torch.float32
     return torch.full((), value, dtype=dtype, device=like.device)
 

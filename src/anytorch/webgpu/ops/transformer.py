@@ -37,7 +37,8 @@ def multi_head_attention(
     else:
         weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
         parts = tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
-    q, k, v = (part.view(batch, length, num_head, -1).transpose(1, 2) for part in parts)  # batch, heads, length, size
+    shape = (batch, length, num_head, embed_dim // num_head)  # in full: what has no elements does not tell one of them
+    q, k, v = (part.view(shape).transpose(1, 2) for part in parts)  # batch, heads, length, size
     out_of = None if mask is None else mask.to(torch.bool)  # a float mask is minus infinity where a key is left out
     if out_of is not None and mask_type == PADDING:
         out_of = out_of.view(out_of.size(0), 1, 1, out_of.size(1))
