@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from anytorch import device_pool
 from anytorch.device_pool import DevicePool, PoolJob
 from anytorch.errors import DeviceError, DeviceLost, InputError, ModelError, UsageError
 from tests.waiting import until
@@ -102,10 +105,12 @@ def test_a_device_that_dies_with_nothing_to_do_is_started_again_and_costs_no_cal
 
 def test_a_call_given_to_dead_devices_has_not_been_tried(make: Make) -> None:
     pool = make({}, {})
-    for process in pool.process_ids:
-        os.kill(process or 0, signal.SIGKILL)
-    until(lambda: pool.process_ids == [None, None])
-    assert doubled(pool, range(5)) == [0, 2, 4, 6, 8]
+    with pool._changed:  # before the pool's threads have looked at their processes, and started others
+        for process in pool.process_ids:
+            os.kill(process or 0, signal.SIGKILL)
+        until(lambda: pool.process_ids == [None, None])
+        futures = [pool.submit("double", number) for number in range(5)]
+    assert [future.result(120)[1] for future in futures] == [0, 2, 4, 6, 8]
 
 
 def test_a_call_that_kills_a_device_is_tried_on_another_and_then_raises(make: Make) -> None:
@@ -168,3 +173,40 @@ def test_a_cancelled_call_hinders_no_close(make: Make, tmp_path: Path) -> None:
     gate.touch()
     pool.close()
     assert cancelled.cancelled() and left.done()
+
+
+def test_a_call_on_its_way_to_a_device_when_the_pool_closes_is_answered(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make({})
+    on_its_way, send = threading.Event(), device_pool.send
+
+    def late(pipe: Any, what: Any) -> None:
+        on_its_way.set()
+        until(lambda: pipe.closed)
+        send(pipe, what)
+
+    monkeypatch.setattr(device_pool, "send", late)
+    call = pool.submit("double", 1)
+    assert on_its_way.wait(120)
+    pool.close()
+    with pytest.raises(UsageError, match="closed"):
+        call.result(120)
+
+
+def test_a_process_that_the_system_refuses_is_told(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, refused = subprocess.Popen, [True]
+
+    def popen(*arguments: Any, **options: Any) -> Any:
+        if refused:
+            refused.clear()
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    pool = make({}, {})
+    assert doubled(pool, range(3)) == [0, 2, 4]
+    assert [("cannot be started" in worker.get("failure", "")) for worker in pool.describe()].count(True) == 1
+    refused.append(True)
+    with pytest.raises(DeviceError, match="cannot be started"):
+        make({})

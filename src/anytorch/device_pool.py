@@ -254,7 +254,7 @@ class _Worker:
         except ReferenceError:  # nobody has the pool any more
             return
         finally:
-            self.alive = False
+            self.alive = self.starting = False
         if not self.ready and self.failure is None and not self._ending:
             self.failure = DeviceLost(f"{self.name} ended before it was ready, {self.starts} times")
         try:
@@ -264,12 +264,17 @@ class _Worker:
 
     def _serve(self) -> None:
         """One process, from its start to its end."""
-        process = self._process = subprocess.Popen(
-            python_command(MAIN),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **self.job.environment},
-        )
+        try:
+            process = self._process = subprocess.Popen(
+                python_command(MAIN),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **self.job.environment},
+            )
+        except OSError as exc:  # no memory, or no more processes for this user
+            self.failure = DeviceError(f"{self.name} cannot be started: {exc}")
+            self._pool._tell(str(self.failure))
+            return
         assert process.stdin is not None and process.stdout is not None
         call: Call | None = None
         try:
@@ -306,9 +311,10 @@ class _Worker:
                     done.future.set_exception(error_of(what))
                 else:
                     self._again(done, error_of(what))
-        except (EOFError, OSError, pickle.UnpicklingError) as exc:
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError) as exc:  # ValueError: its input was closed
             if not self._ending:
-                status = process.wait()
+                self.end_process(process)
+                status = process.returncode
                 self._pool._tell(f"{self.name} has ended with status {status}")
                 if call is not None:
                     lost = DeviceLost(f"{self.name} ended during {call.method} (status {status})")
