@@ -263,7 +263,9 @@ def test_a_stream_that_is_forgotten_stops_too(llama: TextGenerator, monkeypatch:
     assert llama.stats.tokens < 900
 
 
-def test_asyncio_reads_pieces_and_cancelling_a_task_stops(llama: TextGenerator) -> None:
+def test_asyncio_reads_pieces_and_cancelling_a_task_stops(
+    llama: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = llama.complete("The quick", max_tokens=20, temperature=0).text
 
     async def main() -> tuple[str, str]:
@@ -272,17 +274,19 @@ def test_asyncio_reads_pieces_and_cancelling_a_task_stops(llama: TextGenerator) 
             llama.acomplete("The quick", max_tokens=20, temperature=0),
             llama.acomplete("One token", max_tokens=20, temperature=0),
         )
-        before = llama.stats.tokens
+        go_on = held_from_step(llama, monkeypatch, 100)
         task = asyncio.create_task(llama.acomplete("The", max_tokens=900, temperature=0))
-        while llama.stats.tokens == before:
+        while not llama.stats.running:
             await asyncio.sleep(0.005)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        go_on.set()
         return "".join(pieces), both[0].text
 
     assert asyncio.run(main()) == (alone, alone)
     until(lambda: not llama.stats.running)
+    assert llama.stats.cancelled == 1
 
 
 def test_an_event_loop_that_ends_early_is_no_trouble_for_others(llama: TextGenerator) -> None:
@@ -475,8 +479,11 @@ def test_the_answer_ends_where_the_model_has_no_more_positions(llama: TextGenera
     assert (done.completion_tokens, done.finish_reason) == (4, "length")
 
 
-def test_a_closed_generator_says_so_and_ends_what_runs(models: dict[str, Path]) -> None:
+def test_a_closed_generator_says_so_and_ends_what_runs(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = TextGenerator(models["llama"], device="cpu")
+    watched(generator, monkeypatch, before=lambda: until(lambda: generator._scheduler._closing))
     stream = generator.stream("The", max_tokens=900, temperature=0)
     generator.close()
     generator.close()
