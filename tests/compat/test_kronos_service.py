@@ -19,8 +19,17 @@ FOLDER = ROOT / "compat" / "gitSource"
 pytest.importorskip("uvicorn")
 
 
+def started(port: int, environment: dict[str, str], folder: Path) -> subprocess.Popen[bytes]:
+    """It writes a line for each question. To a file: a pipe that nobody reads would be full where the start takes long."""
+    command = ["uvicorn", "services.kronos_fastapi.main:app", "--host", "0.0.0.0", "--port", str(port)]
+    with (folder / "log.txt").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", *command], cwd=FOLDER, env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
 @pytest.fixture(params=["auto", "xpu"])
-def service(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """The device that was asked for, and the address of the service."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -31,15 +40,12 @@ def service(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
         "KRONOS_DEVICE": request.param,
         "OMP_NUM_THREADS": "1",
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "uvicorn", "services.kronos_fastapi.main:app", "--host", "0.0.0.0", "--port", str(port)],
-        cwd=FOLDER, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    process = started(port, environment, tmp_path)
     try:
         yield request.param, f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.communicate(timeout=300)
+        process.wait(300)
 
 
 @pytest.mark.long
@@ -106,10 +112,7 @@ def test_the_service_of_another_model_with_the_original_page_s_requests(publishe
         "KRONOS_DATA_FOLDER": str(published / "data"),
         "KRONOS_API_KEY_FILE": str(published / "keys.txt"),
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "uvicorn", "services.kronos_fastapi.main:app", "--host", "0.0.0.0", "--port", str(port)],
-        cwd=FOLDER, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    process = started(port, environment, published)
     try:
         ready(f"http://127.0.0.1:{port}")
         named = {"Authorization": "Bearer a-key-of-sixteen-or-more", "Host": "kronos.example"}
@@ -140,7 +143,7 @@ def test_the_service_of_another_model_with_the_original_page_s_requests(publishe
             assert not beyond["has_comparison"] and beyond["prediction_results"][0]["timestamp"] > info["end_date"]
     finally:
         process.terminate()
-        process.communicate(timeout=300)
+        process.wait(300)
 
 
 def ready(url: str) -> None:
