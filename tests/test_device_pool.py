@@ -43,6 +43,9 @@ class Device:
         if number < 0:
             raise InputError(f"{number} is below 0")
         return self.device, 2 * number
+
+    def function(self):
+        return lambda: self
 """
 Make = Callable[..., DevicePool]
 
@@ -131,6 +134,17 @@ def test_errors_are_the_callers_or_the_devices(make: Make) -> None:
     alone = make({"refuse": 3})
     with pytest.raises(DeviceError, match="fake:0 cannot compute 3"):
         alone.submit("double", 3).result(120)
+
+
+def test_what_cannot_go_between_processes_is_told_and_costs_no_other_call(make: Make) -> None:
+    pool = make({})
+    with pytest.raises(UsageError, match=r"an argument of double cannot go to another process: .*lambda"):
+        pool.submit("double", lambda: 1)
+    with pytest.raises(DeviceError, match="lambda"):
+        pool.submit("function").result(120)
+    assert doubled(pool, range(3)) == [0, 2, 4] and pool.describe()[0]["starts"] == 1
+    with pytest.raises(UsageError, match=r"an argument for fake:0 cannot go to another process: .*lambda"):
+        make({"gate": lambda: 1})
 
 
 def test_devices_that_cannot_start(make: Make) -> None:
