@@ -47,9 +47,12 @@ def watched(
     before: Callable[[], None] = lambda: None,
     after: Callable[[list[TextRequest], int], None] = lambda requests, count: None,
 ) -> None:
-    """Call `before` every computation, and `after` it with its requests and how many tokens of each it has computed."""
+    """Call `before` every computation, and `after` it with its requests and how many tokens of each it has computed.
+
+    A computation makes one token of each: a call for several would be over before anybody looks.
+    """
     way = generator._scheduler._way
-    read, step, tokens = way.read, way.step, way.tokens
+    read, step, several, tokens = way.read, way.step, way.several, way.tokens
 
     def reads(request: TextRequest, portion: int) -> Computed:
         before()
@@ -62,6 +65,13 @@ def watched(
         computed = step(requests)
         after(requests, computed[0])
         return computed
+
+    def one_of_several(requests: list[TextRequest], most: int) -> list[list[int]] | None:
+        before()
+        found = several(requests, 1)
+        if found is not None:
+            after(requests, 1)
+        return found
 
     def goes_on(requests: list[TextRequest]) -> Generator[list[int], None, None] | None:
         made = tokens(requests)
@@ -81,6 +91,7 @@ def watched(
 
     patch.setattr(way, "read", reads)
     patch.setattr(way, "step", steps)
+    patch.setattr(way, "several", one_of_several)
     patch.setattr(way, "tokens", goes_on)
 
 
@@ -309,7 +320,8 @@ def test_an_event_loop_that_ends_early_is_no_trouble_for_others(llama: TextGener
     waiting._log_destroy_pending = False
 
 
-def test_a_request_out_of_time_gets_a_timeout(llama: TextGenerator) -> None:
+def test_a_request_out_of_time_gets_a_timeout(llama: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched(llama, monkeypatch, before=lambda: time.sleep(0.001))  # a fast machine has written all of it by then
     with pytest.raises(TimeoutError, match="not finished within"):
         llama.complete("The", max_tokens=1000, temperature=0, timeout_s=0.02)
 
