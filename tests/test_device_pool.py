@@ -69,6 +69,11 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         one.close()
 
 
+def kill(process: int | None) -> None:
+    assert process, "0 would be all processes of this test run"
+    os.kill(process, signal.SIGKILL)
+
+
 def doubled(pool: DevicePool, numbers: range) -> list[int]:
     futures = [pool.submit("double", number) for number in numbers]
     return [future.result(120)[1] for future in futures]
@@ -89,9 +94,8 @@ def test_every_call_comes_back_to_who_made_it_and_all_devices_work(make: Make, t
 def test_nothing_is_lost_when_a_device_dies(make: Make) -> None:
     pool = make({}, {})
     process = pool.process_ids[0]
-    assert process is not None
     futures = [pool.submit("double", number) for number in range(50)]
-    os.kill(process, signal.SIGKILL)
+    kill(process)
     assert [future.result(120)[1] for future in futures] == [2 * number for number in range(50)]
     until(lambda: pool.process_ids[0] not in (None, process))  # and it is started again
 
@@ -100,7 +104,7 @@ def test_a_device_that_dies_with_nothing_to_do_is_started_again_and_costs_no_cal
     pool = make({}, {})
     before = list(pool.process_ids)
     for process in before:
-        os.kill(process or 0, signal.SIGKILL)
+        kill(process)
     until(lambda: all(new not in (None, old) for new, old in zip(pool.process_ids, before, strict=True)))
     assert doubled(pool, range(5)) == [0, 2, 4, 6, 8]
     assert [worker["starts"] for worker in pool.describe()] == [2, 2]
@@ -110,7 +114,7 @@ def test_a_call_given_to_dead_devices_has_not_been_tried(make: Make) -> None:
     pool = make({}, {})
     with pool._changed:  # before the pool's threads have looked at their processes, and started others
         for process in pool.process_ids:
-            os.kill(process or 0, signal.SIGKILL)
+            kill(process)
         until(lambda: pool.process_ids == [None, None])
         futures = [pool.submit("double", number) for number in range(5)]
     assert [future.result(120)[1] for future in futures] == [0, 2, 4, 6, 8]
@@ -162,9 +166,9 @@ def test_closing_ends_the_processes_and_what_waits(make: Make, tmp_path: Path) -
     pool = make({})
     process = pool.process_ids[0]
     pool.close()
-    assert pool.process_ids == [None]
+    assert process and pool.process_ids == [None]
     with pytest.raises(ProcessLookupError):
-        os.kill(process or 0, 0)
+        os.kill(process, 0)
     with pytest.raises(UsageError, match="closed"):
         pool.submit("double", 1)
 
