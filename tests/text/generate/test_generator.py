@@ -232,6 +232,19 @@ def test_pieces_are_the_text_and_the_facts_are_told(llama: TextGenerator) -> Non
     assert stream.bandwidth_share == pytest.approx(share)
 
 
+def test_what_a_reader_has_is_counted(llama: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    end = TextRequest.end
+
+    def noted(self: TextRequest, *given: Any) -> None:
+        counted.append(llama.stats.tokens)
+        end(self, *given)
+
+    monkeypatch.setattr(TextRequest, "end", noted)
+    assert llama.complete("The quick", max_tokens=12, temperature=0).completion_tokens == 12
+    assert counted == [12] and llama.stats.steps == 12
+
+
 def test_a_stop_string_ends_the_text_before_it(llama: TextGenerator) -> None:
     whole = llama.complete("The quick", max_tokens=40, temperature=0).text
     stop = whole[10:13]
