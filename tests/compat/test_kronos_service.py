@@ -75,7 +75,7 @@ def test_readyz_says_the_device(service: tuple[str, str]) -> None:
         made = httpx.post(f"{url}/v1/forecast", json=body, timeout=120)
         assert made.status_code == 200 and made.json()["device"] == health["device"]
         # It listens on every address, but without a key it answers to this machine's own names alone.
-        assert httpx.get(f"{url}/v1/readyz", headers={"Host": "kronos.example"}).status_code == 421
+        assert httpx.get(f"{url}/v1/readyz", headers={"Host": "kronos.example"}, timeout=120).status_code == 421
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_the_service_of_another_model_with_the_original_page_s_requests(publishe
         ready(f"http://127.0.0.1:{port}")
         named = {"Authorization": "Bearer a-key-of-sixteen-or-more", "Host": "kronos.example"}
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=named, timeout=300) as client:
-            assert httpx.get(f"{client.base_url}/api/model-status").status_code == 401
+            assert httpx.get(f"{client.base_url}/api/model-status", timeout=120).status_code == 401
             status = client.get("/api/model-status").json()
             assert status["loaded"] and status["current_model"]["device"] == "cpu"
             assert client.get("/api/available-models").json()["models"]["kronos-mini"]["context_length"] == 2048

@@ -170,7 +170,9 @@ def test_preflights_of_one_address_do_not_use_up_another_s(serve: Callable[..., 
     service = serve(rate_limit=0.01, api_key_file=key_file, allow_origins=("https://a.example",))
     headers = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     for address in ("127.0.0.2", "127.0.0.3"):
-        with httpx.Client(transport=httpx.HTTPTransport(local_address=address), base_url=service.url) as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(local_address=address), base_url=service.url, timeout=120
+        ) as client:
             found = [client.options("/v1/embeddings", headers=headers).status_code for _ in range(2)]
         assert found == [204, 429]
 
@@ -229,7 +231,7 @@ def test_a_connection_that_is_kept_may_rest_between_requests(serve: Callable[...
     service = serve(header_timeout_s=0.3, body_timeout_s=0.3)
 
     def rests() -> bool:  # again where this client was too slow between connecting and asking
-        with httpx.Client(base_url=service.url) as client:
+        with httpx.Client(base_url=service.url, timeout=120) as client:
             first = client.get("/v1/readyz").status_code
             time.sleep(0.6)
             return (first, client.get("/v1/readyz").status_code) == (200, 200)

@@ -187,7 +187,7 @@ def test_a_client_that_leaves_is_not_computed_for(held: Any, path: str, body: by
 def test_draining_finishes_what_is_under_way(serve: Callable[..., Any], gate: Callable[[Any], Any]) -> None:
     service = serve(drain_s=120, drain_delay_s=2.0)
     closed = gate(service)
-    with ThreadPoolExecutor(4) as pool, httpx.Client(base_url=service.url) as other:
+    with ThreadPoolExecutor(4) as pool, httpx.Client(base_url=service.url, timeout=120) as other:
         waiting = [pool.submit(ask, service, f"text {n}") for n in range(3)]
         assert closed.waiting.wait(120)
         until(lambda: service.app.guard.under_way == 3, "three requests")
