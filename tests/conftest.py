@@ -27,6 +27,17 @@ from anytorch import settings
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+try:
+    import hypothesis
+except ModuleNotFoundError:  # a device's machine has what it has
+    pass
+else:
+    # Its own profile for CI, also where no variable says that this is one: no limit of 200 ms for an example, no failure
+    # because making them takes a busy machine long, and the same examples for the same code. `pytest
+    # --hypothesis-profile=default` draws others.
+    hypothesis.settings.load_profile("ci")
+
+
 def _load(path: Path) -> ModuleType:
     # By its path: pytest's importlib mode keeps the test folders off sys.path, and so do we.
     name = f"anytorch_tests_{path.stem}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -100,6 +101,26 @@ def test_what_it_started_goes_with_a_child_that_ends_well(asked: Ask) -> None:
 
 def test_no_time_left_starts_nothing_that_stays(asked: Ask) -> None:
     assert asked("time.sleep(600)", limit_s=-1.0) == ([], "timed-out")
+
+
+def test_ctrl_c_while_the_child_is_being_started_leaves_none(asked: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine, where the child is far on before its parent has its number."""
+    made: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def pressed(*given: Any, **named: Any) -> subprocess.Popen[bytes]:
+        made.append(start(*given, **named))
+        signal.raise_signal(signal.SIGINT)
+        return made[0]
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(subprocess, "Popen", pressed)
+        asked("time.sleep(600)")
+    try:
+        assert made[0].poll() is not None
+    finally:
+        made[0].kill()
+        made[0].wait()
 
 
 def test_a_command_for_children_that_live_longer() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from anytorch import device_pool
 from anytorch.device_pool import DevicePool, PoolJob
 from anytorch.errors import DeviceError, DeviceLost, InputError, ModelError, UsageError
 from tests.waiting import until
@@ -40,6 +43,9 @@ class Device:
         if number < 0:
             raise InputError(f"{number} is below 0")
         return self.device, 2 * number
+
+    def function(self):
+        return lambda: self
 """
 Make = Callable[..., DevicePool]
 
@@ -63,6 +69,11 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         one.close()
 
 
+def kill(process: int | None) -> None:
+    assert process, "0 would be all processes of this test run"
+    os.kill(process, signal.SIGKILL)
+
+
 def doubled(pool: DevicePool, numbers: range) -> list[int]:
     futures = [pool.submit("double", number) for number in numbers]
     return [future.result(120)[1] for future in futures]
@@ -83,9 +94,8 @@ def test_every_call_comes_back_to_who_made_it_and_all_devices_work(make: Make, t
 def test_nothing_is_lost_when_a_device_dies(make: Make) -> None:
     pool = make({}, {})
     process = pool.process_ids[0]
-    assert process is not None
     futures = [pool.submit("double", number) for number in range(50)]
-    os.kill(process, signal.SIGKILL)
+    kill(process)
     assert [future.result(120)[1] for future in futures] == [2 * number for number in range(50)]
     until(lambda: pool.process_ids[0] not in (None, process))  # and it is started again
 
@@ -94,7 +104,7 @@ def test_a_device_that_dies_with_nothing_to_do_is_started_again_and_costs_no_cal
     pool = make({}, {})
     before = list(pool.process_ids)
     for process in before:
-        os.kill(process or 0, signal.SIGKILL)
+        kill(process)
     until(lambda: all(new not in (None, old) for new, old in zip(pool.process_ids, before, strict=True)))
     assert doubled(pool, range(5)) == [0, 2, 4, 6, 8]
     assert [worker["starts"] for worker in pool.describe()] == [2, 2]
@@ -102,10 +112,12 @@ def test_a_device_that_dies_with_nothing_to_do_is_started_again_and_costs_no_cal
 
 def test_a_call_given_to_dead_devices_has_not_been_tried(make: Make) -> None:
     pool = make({}, {})
-    for process in pool.process_ids:
-        os.kill(process or 0, signal.SIGKILL)
-    until(lambda: pool.process_ids == [None, None])
-    assert doubled(pool, range(5)) == [0, 2, 4, 6, 8]
+    with pool._changed:  # before the pool's threads have looked at their processes, and started others
+        for process in pool.process_ids:
+            kill(process)
+        until(lambda: pool.process_ids == [None, None])
+        futures = [pool.submit("double", number) for number in range(5)]
+    assert [future.result(120)[1] for future in futures] == [0, 2, 4, 6, 8]
 
 
 def test_a_call_that_kills_a_device_is_tried_on_another_and_then_raises(make: Make) -> None:
@@ -128,6 +140,17 @@ def test_errors_are_the_callers_or_the_devices(make: Make) -> None:
         alone.submit("double", 3).result(120)
 
 
+def test_what_cannot_go_between_processes_is_told_and_costs_no_other_call(make: Make) -> None:
+    pool = make({})
+    with pytest.raises(UsageError, match=r"an argument of double cannot go to another process: .*lambda"):
+        pool.submit("double", lambda: 1)
+    with pytest.raises(DeviceError, match="lambda"):
+        pool.submit("function").result(120)
+    assert doubled(pool, range(3)) == [0, 2, 4] and pool.describe()[0]["starts"] == 1
+    with pytest.raises(UsageError, match=r"an argument for fake:0 cannot go to another process: .*lambda"):
+        make({"gate": lambda: 1})
+
+
 def test_devices_that_cannot_start(make: Make) -> None:
     pool = make({"fail": "no such model"}, {})
     assert doubled(pool, range(3)) == [0, 2, 4] and "no such model" in pool.describe()[0]["failure"]
@@ -143,9 +166,9 @@ def test_closing_ends_the_processes_and_what_waits(make: Make, tmp_path: Path) -
     pool = make({})
     process = pool.process_ids[0]
     pool.close()
-    assert pool.process_ids == [None]
+    assert process and pool.process_ids == [None]
     with pytest.raises(ProcessLookupError):
-        os.kill(process or 0, 0)
+        os.kill(process, 0)
     with pytest.raises(UsageError, match="closed"):
         pool.submit("double", 1)
 
@@ -168,3 +191,40 @@ def test_a_cancelled_call_hinders_no_close(make: Make, tmp_path: Path) -> None:
     gate.touch()
     pool.close()
     assert cancelled.cancelled() and left.done()
+
+
+def test_a_call_on_its_way_to_a_device_when_the_pool_closes_is_answered(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make({})
+    on_its_way, send = threading.Event(), device_pool.send
+
+    def late(pipe: Any, what: Any) -> None:
+        on_its_way.set()
+        until(lambda: pipe.closed)
+        send(pipe, what)
+
+    monkeypatch.setattr(device_pool, "send", late)
+    call = pool.submit("double", 1)
+    assert on_its_way.wait(120)
+    pool.close()
+    with pytest.raises(UsageError, match="closed"):
+        call.result(120)
+
+
+def test_a_process_that_the_system_refuses_is_told(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, refused = subprocess.Popen, [True]
+
+    def popen(*arguments: Any, **options: Any) -> Any:
+        if refused:
+            refused.clear()
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    pool = make({}, {})
+    assert doubled(pool, range(3)) == [0, 2, 4]
+    assert [("cannot be started" in worker.get("failure", "")) for worker in pool.describe()].count(True) == 1
+    refused.append(True)
+    with pytest.raises(DeviceError, match="cannot be started"):
+        make({})

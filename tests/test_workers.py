@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -14,10 +13,18 @@ from tests.faulty_disk import failing_threads
 
 
 def test_fewer_threads_do_all_of_it() -> None:
+    all_there = threading.Event()
+
+    def work(number: int) -> int:
+        assert all_there.wait(120)  # nobody is done before, so that every call wants a thread of its own
+        return number
+
     for at in range(2, 5):
+        all_there.clear()
         with failing_threads(at, on=True) as counter, Workers(4, "some") as workers:
-            # Each waits a little, so that every call wants a thread of its own.
-            found = list(workers.map(lambda number: time.sleep(0.001) or number, range(8)))
+            asked = [workers.submit(work, number) for number in range(8)]
+            all_there.set()
+            found = [one.result(120) for one in asked]
         assert found == list(range(8)) and counter.failed
 
 

@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any
 
 from anytorch import logs
+from anytorch.interrupts import held_back
 
 log = logs.logger(__name__)
 
@@ -56,33 +57,36 @@ def ask(
             started = monotonic()
             log.debug("child: starting, at most %.1f s, for %s", limit_s, ", ".join(arguments))
             log.debug("child: %s -c START %s %s %s", sys.executable, entry, answer, " ".join(arguments))
-            child = subprocess.Popen(
-                python_command(entry, str(answer), *arguments),
-                stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
-                # Its log would end up in `words`, where a crash's last line is looked for.
-                # And it asks about real devices, even below `anytorch run`, where another stands in for CUDA.
-                env={
-                    **os.environ,
-                    "ANYTORCH_LOG_LEVEL": "WARNING",
-                    "ANYTORCH_STAND_IN": "",
-                    **(environment or {}),
-                },
-                start_new_session=OWN_GROUP,
-            )
-            end = ""
+            child, status, end = None, 0, ""
             try:
+                with held_back():  # until `child` says which process is to be ended
+                    child = subprocess.Popen(
+                        python_command(entry, str(answer), *arguments),
+                        stdin=subprocess.DEVNULL,
+                        stdout=words,
+                        stderr=words,
+                        # Its log would end up in `words`, where a crash's last line is looked for.
+                        # And it asks about real devices, even below `anytorch run`, where another stands in for CUDA.
+                        env={
+                            **os.environ,
+                            "ANYTORCH_LOG_LEVEL": "WARNING",
+                            "ANYTORCH_STAND_IN": "",
+                            **(environment or {}),
+                        },
+                        start_new_session=OWN_GROUP,
+                    )
                 status = child.wait(max(0.0, limit_s))
             except subprocess.TimeoutExpired:
                 end = "timed-out"
             finally:  # also on Ctrl-C: no child outlives the question
-                kill_group(child.pid)
-                child.wait()
+                if child is not None:
+                    kill_group(child.pid)
+                    child.wait()
             if not end and status:
                 words.seek(0)
                 last = words.read()[-2000:].decode(errors="replace").strip().splitlines()
                 end = f"{status_words(status)}{': ' + last[-1] if last else ''}"
+            assert child is not None
             log.debug("child %d: ended after %.2f s: %s", child.pid, monotonic() - started, end or "exit status 0")
         return _read_lines(answer), end
 

@@ -53,8 +53,7 @@ class PoolJob:
 @dataclass(eq=False)
 class Call:
     method: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    asked: bytes  # the method and its arguments
     future: Future[Any] = field(default_factory=Future)
     failed_on: list[str] = field(default_factory=list)
 
@@ -91,7 +90,8 @@ class DevicePool:
             raise
 
     def submit(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        call = Call(method, args, kwargs)
+        """Raises UsageError for arguments that cannot go to another process, such as a function within another."""
+        call = Call(method, _for_another((method, args, kwargs), f"an argument of {method}"))
         with self._changed:
             if self.closed:
                 raise UsageError("the pool is closed")
@@ -216,6 +216,7 @@ class _Worker:
         self._pool = weakref.proxy(pool)  # the thread must not keep a forgotten pool alive
         self.job = job
         self.name = f"worker {place} ({job.device})"
+        self._asked = _for_another((job.factory, dict(job.arguments)), f"an argument for {job.device}")
         self.ready = self.alive = self.starting = self._ending = False
         self.failure: AnytorchError | None = None
         self.starts = self.finished = self._fruitless = 0
@@ -254,7 +255,7 @@ class _Worker:
         except ReferenceError:  # nobody has the pool any more
             return
         finally:
-            self.alive = False
+            self.alive = self.starting = False
         if not self.ready and self.failure is None and not self._ending:
             self.failure = DeviceLost(f"{self.name} ended before it was ready, {self.starts} times")
         try:
@@ -264,16 +265,21 @@ class _Worker:
 
     def _serve(self) -> None:
         """One process, from its start to its end."""
-        process = self._process = subprocess.Popen(
-            python_command(MAIN),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **self.job.environment},
-        )
+        try:
+            process = self._process = subprocess.Popen(
+                python_command(MAIN),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **self.job.environment},
+            )
+        except OSError as exc:  # no memory, or no more processes for this user
+            self.failure = DeviceError(f"{self.name} cannot be started: {exc}")
+            self._pool._tell(str(self.failure))
+            return
         assert process.stdin is not None and process.stdout is not None
         call: Call | None = None
         try:
-            send(process.stdin, (self.job.factory, dict(self.job.arguments)))
+            send(process.stdin, self._asked)
             kind, what = receive(process.stdout)
             if kind != "ready":
                 self.failure = error_of(what)
@@ -295,7 +301,7 @@ class _Worker:
                 if not call.future.set_running_or_notify_cancel():  # nobody wants it any more
                     call = None
                     continue
-                send(process.stdin, (call.method, call.args, call.kwargs))
+                send(process.stdin, call.asked)
                 kind, what = receive(process.stdout)
                 done, call = call, None
                 if kind == "answer":
@@ -306,9 +312,10 @@ class _Worker:
                     done.future.set_exception(error_of(what))
                 else:
                     self._again(done, error_of(what))
-        except (EOFError, OSError, pickle.UnpicklingError) as exc:
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError) as exc:  # ValueError: its input was closed
             if not self._ending:
-                status = process.wait()
+                self.end_process(process)
+                status = process.returncode
                 self._pool._tell(f"{self.name} has ended with status {status}")
                 if call is not None:
                     lost = DeviceLost(f"{self.name} ended during {call.method} (status {status})")
@@ -357,8 +364,22 @@ def _pass_on(done: Future[Any], to: Future[Any]) -> None:
         to.set_result(done.result())
 
 
-def send(pipe: IO[bytes], what: Any) -> None:
-    pickle.dump(what, pipe, protocol=pickle.HIGHEST_PROTOCOL)
+def _for_another(what: Any, name: str) -> bytes:
+    try:
+        return packed(what)
+    except (pickle.PicklingError, TypeError, AttributeError) as exc:
+        raise UsageError(
+            f"{name} cannot go to another process: {exc}", hint="pass data, and functions of modules alone"
+        ) from exc
+
+
+def packed(what: Any) -> bytes:
+    return pickle.dumps(what, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def send(pipe: IO[bytes], what: bytes) -> None:
+    """What is `packed` as a whole: half of it would be taken for the beginning of the next."""
+    pipe.write(what)
     pipe.flush()
 
 
@@ -395,17 +416,17 @@ def main(_: list[str]) -> int:
         module, _, name = factory.partition(":")
         made = getattr(importlib.import_module(module), name)(**arguments)
     except BaseException as exc:  # noqa: BLE001  (whatever it is, the pool must hear of it)
-        send(answers, ("failed", described(exc)))
+        send(answers, packed(("failed", described(exc))))
         return 1
-    send(answers, ("ready", None))
+    send(answers, packed(("ready", None)))
     while True:
         try:
             method, args, kwargs = receive(requests)
         except EOFError:
             return 0
         try:
-            answer = ("answer", getattr(made, method)(*args, **kwargs))
+            answer = packed(("answer", getattr(made, method)(*args, **kwargs)))
         except Exception as exc:  # noqa: BLE001  (the caller gets it)
             log.debug("%s failed", method)
-            answer = ("error", described(exc))
+            answer = packed(("error", described(exc)))
         send(answers, answer)

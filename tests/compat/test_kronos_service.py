@@ -19,8 +19,17 @@ FOLDER = ROOT / "compat" / "gitSource"
 pytest.importorskip("uvicorn")
 
 
+def started(port: int, environment: dict[str, str], folder: Path) -> subprocess.Popen[bytes]:
+    """It writes a line for each question. To a file: a pipe that nobody reads would be full where the start takes long."""
+    command = ["uvicorn", "services.kronos_fastapi.main:app", "--host", "0.0.0.0", "--port", str(port)]
+    with (folder / "log.txt").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", *command], cwd=FOLDER, env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
 @pytest.fixture(params=["auto", "xpu"])
-def service(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """The device that was asked for, and the address of the service."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -31,15 +40,12 @@ def service(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
         "KRONOS_DEVICE": request.param,
         "OMP_NUM_THREADS": "1",
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "uvicorn", "services.kronos_fastapi.main:app", "--host", "0.0.0.0", "--port", str(port)],
-        cwd=FOLDER, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    process = started(port, environment, tmp_path)
     try:
         yield request.param, f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.communicate(timeout=300)
+        process.wait(300)
 
 
 @pytest.mark.long
@@ -69,7 +75,7 @@ def test_readyz_says_the_device(service: tuple[str, str]) -> None:
         made = httpx.post(f"{url}/v1/forecast", json=body, timeout=120)
         assert made.status_code == 200 and made.json()["device"] == health["device"]
         # It listens on every address, but without a key it answers to this machine's own names alone.
-        assert httpx.get(f"{url}/v1/readyz", headers={"Host": "kronos.example"}).status_code == 421
+        assert httpx.get(f"{url}/v1/readyz", headers={"Host": "kronos.example"}, timeout=120).status_code == 421
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +112,12 @@ def test_the_service_of_another_model_with_the_original_page_s_requests(publishe
         "KRONOS_DATA_FOLDER": str(published / "data"),
         "KRONOS_API_KEY_FILE": str(published / "keys.txt"),
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "uvicorn", "services.kronos_fastapi.main:app", "--host", "0.0.0.0", "--port", str(port)],
-        cwd=FOLDER, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    process = started(port, environment, published)
     try:
         ready(f"http://127.0.0.1:{port}")
         named = {"Authorization": "Bearer a-key-of-sixteen-or-more", "Host": "kronos.example"}
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=named, timeout=300) as client:
-            assert httpx.get(f"{client.base_url}/api/model-status").status_code == 401
+            assert httpx.get(f"{client.base_url}/api/model-status", timeout=120).status_code == 401
             status = client.get("/api/model-status").json()
             assert status["loaded"] and status["current_model"]["device"] == "cpu"
             assert client.get("/api/available-models").json()["models"]["kronos-mini"]["context_length"] == 2048
@@ -140,7 +143,7 @@ def test_the_service_of_another_model_with_the_original_page_s_requests(publishe
             assert not beyond["has_comparison"] and beyond["prediction_results"][0]["timestamp"] > info["end_date"]
     finally:
         process.terminate()
-        process.communicate(timeout=300)
+        process.wait(300)
 
 
 def ready(url: str) -> None:

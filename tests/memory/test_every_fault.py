@@ -17,7 +17,7 @@ import anytorch
 from anytorch.devices.oom import is_out_of_memory
 from anytorch.errors import AnytorchError, ModelError, NoThread
 from anytorch.memory import TieredOptimizer, resume_training, save_training
-from anytorch.memory.reader import Reader
+from anytorch.memory.reader import File, Reader
 from anytorch.memory.spill import Spill
 from anytorch.memory.types import Speeds
 
@@ -123,8 +123,23 @@ def test_loading_from_files(kind: str, tmp_path: Path) -> None:
     assert told > (0 if "thread" in kind else 3) and (tmp_path / "model.safetensors").read_bytes() == stored
 
 
-def test_a_long_read_by_fewer_threads(tmp_path: Path) -> None:
+def test_a_long_read_by_fewer_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block of several parts is read by several threads, or by those that there are; nothing of a failed read follows."""
+    asked, start, read = threading.Event(), Reader.start, File.read
+
+    def started(self: Reader, *given: Any) -> Any:
+        asked.clear()  # a thread that is done with its part would read the next one's, too
+        try:
+            return start(self, *given)
+        finally:
+            asked.set()
+
+    def waited(self: File, *given: Any) -> None:
+        assert asked.wait(120)
+        read(self, *given)
+
+    monkeypatch.setattr(Reader, "start", started)
+    monkeypatch.setattr(File, "read", waited)
     tensor = torch.arange(3 * 2**20, dtype=torch.int32)
     spill = Spill(tmp_path)
     stored = spill.write({"a": tensor})

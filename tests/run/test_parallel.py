@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from anytorch.errors import CannotStandIn
 
@@ -199,4 +200,6 @@ def test_a_group_leaves_no_thread_to_be_ended_by_python(cpu_wheel: None) -> None
     with pytest.raises(RuntimeError, match="no collective may follow destroy_process_group"):
         groups[0].allreduce([torch.ones(2)])
     _end_all()
-    assert not threads() - before
+    until(
+        lambda: not threads() - before, "the threads to end"
+    )  # the system lists one a moment longer than it is waited for

@@ -156,7 +156,7 @@ def test_an_allowed_origin_gets_its_headers(serve: Callable[..., Any]) -> None:
 
 
 def test_a_client_that_asks_too_often_waits(serve: Callable[..., Any]) -> None:
-    service = serve(rate_limit=1.0)
+    service = serve(rate_limit=0.01)  # the next one in a hundred seconds
     answers = [service.client.get("/v1/models") for _ in range(4)]
     assert {answer.status_code for answer in answers} == {200, 429}
     refused = next(answer for answer in answers if answer.status_code == 429)
@@ -170,7 +170,9 @@ def test_preflights_of_one_address_do_not_use_up_another_s(serve: Callable[..., 
     service = serve(rate_limit=0.01, api_key_file=key_file, allow_origins=("https://a.example",))
     headers = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     for address in ("127.0.0.2", "127.0.0.3"):
-        with httpx.Client(transport=httpx.HTTPTransport(local_address=address), base_url=service.url) as client:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(local_address=address), base_url=service.url, timeout=120
+        ) as client:
             found = [client.options("/v1/embeddings", headers=headers).status_code for _ in range(2)]
         assert found == [204, 429]
 
@@ -221,15 +223,20 @@ def test_a_client_that_sends_its_headers_slowly_is_let_go(serve: Callable[..., A
     # Byte by byte, each in time, the whole too slow:
     slow = raw(service.port, *[bytes([byte]) for byte in b"GET /v1/readyz HTTP/1.1\r\n"], pause_s=0.03)
     assert b" 408 " in slow or slow == b""
-    assert service.client.post("/v1/embeddings", json={"input": "x"}).status_code == 200
+    # Head and body are sent one after the other: between them a busy machine may be as slow as those.
+    until(lambda: service.client.post("/v1/embeddings", json={"input": "x"}).status_code == 200, "a quick one")
 
 
 def test_a_connection_that_is_kept_may_rest_between_requests(serve: Callable[..., Any]) -> None:
     service = serve(header_timeout_s=0.3, body_timeout_s=0.3)
-    with httpx.Client(base_url=service.url) as client:
-        assert client.get("/v1/readyz").status_code == 200
-        time.sleep(0.6)
-        assert client.get("/v1/readyz").status_code == 200
+
+    def rests() -> bool:  # again where this client was too slow between connecting and asking
+        with httpx.Client(base_url=service.url, timeout=120) as client:
+            first = client.get("/v1/readyz").status_code
+            time.sleep(0.6)
+            return (first, client.get("/v1/readyz").status_code) == (200, 200)
+
+    until(rests, "two answers on one connection")
 
 
 def test_a_request_behind_a_slow_one_waits_for_its_turn(serve: Callable[..., Any], gate: Callable[[Any], Any]) -> None:

@@ -70,7 +70,11 @@ def test_the_start_line_and_a_clean_end(start: Callable[..., Process]) -> None:
         "all-MiniLM-L6-v2"
     ]
     assert ask(one.url).status_code == 200
-    counted = [line for line in httpx.get(f"{one.url}/metrics").text.splitlines() if "anytorch_requests_total{" in line]
+    counted = [
+        line
+        for line in httpx.get(f"{one.url}/metrics", timeout=120).text.splitlines()
+        if "anytorch_requests_total{" in line
+    ]
     assert sorted(counted) == [
         'anytorch_requests_total{route="/v1/embeddings",status="200"} 2.0',
         'anytorch_requests_total{route="/v1/readyz",status="200"} 1.0',
@@ -91,7 +95,10 @@ def test_a_second_interrupt_ends_it_at_once(start: Callable[..., Process]) -> No
     one = start("--no-forecast")
     with socket.create_connection(("127.0.0.1", int(one.url.rpartition(":")[2])), timeout=120) as made:
         made.sendall(b"POST /v1/similarity HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")  # no more comes
-        until(lambda: "anytorch_requests_under_way 2" in httpx.get(f"{one.url}/metrics").text, "it, and this question")
+        until(
+            lambda: "anytorch_requests_under_way 2" in httpx.get(f"{one.url}/metrics", timeout=120).text,
+            "it, and this question",
+        )
         one.process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):  # the request is waited for
             one.process.wait(1)
@@ -193,11 +200,14 @@ def test_workers_are_started_again_and_follow_each_other(start: Callable[..., Pr
     assert answer.status_code == 200
 
     def everywhere() -> bool:
-        found = [httpx.get(f"{one.url}/v1/readyz").json()["models"]["embeddings"][0]["quantization"] for _ in range(12)]
+        found = [
+            httpx.get(f"{one.url}/v1/readyz", timeout=120).json()["models"]["embeddings"][0]["quantization"]
+            for _ in range(12)
+        ]
         return set(found) == {"int8"}
 
     until(everywhere, "both workers to have the new model")
-    text = httpx.get(f"{one.url}/metrics").text
+    text = httpx.get(f"{one.url}/metrics", timeout=120).text
     assert 'anytorch_requests_total{route="/v1/embeddings",status="200"}' in text
     assert one.end() == 0
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in first - {victim}), "the workers to end")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.faulty_disk import left_since
 
 from anytorch.errors import InputError, ModelError, UsageError
 from anytorch.text.embed import encoder_builder
@@ -307,14 +308,14 @@ def test_threads_share_one_engine(engine: ArrowEngine) -> None:
 
 
 def test_closing(fake_engine: Callable[..., Any], make_encoder: Any) -> None:
-    encoder = make_encoder()
+    encoder, before = make_encoder(), set(threading.enumerate())
     with fake_engine(encoder) as engine:
         assert engine.warmup() is engine and encoder.calls
     assert encoder.closed
     with pytest.raises(UsageError, match="closed"):
         engine.encode("x")
     engine.close()
-    assert threading.active_count() < 20
+    assert not left_since(before)
 
 
 def test_explain_and_describe(engine: ArrowEngine) -> None:

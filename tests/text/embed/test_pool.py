@@ -196,9 +196,11 @@ def test_all_workers_killed_at_once(make_pool: Callable[..., PoolEncoder]) -> No
     pool = make_pool({"wait_s": 0.05}, {"wait_s": 0.05})
     pending = [pool.submit(*batch([number])) for number in range(10)]
     pending[0].result()
-    for process in pool.process_ids:
-        assert process is not None
-        os.kill(process, signal.SIGKILL)
+    with pool._change:  # else what the first had begun may be given to the second before that is killed, too
+        for process in pool.process_ids:
+            assert process is not None
+            os.kill(process, signal.SIGKILL)
+        until(lambda: pool.process_ids == [None, None])
     for number, task in enumerate(pending):
         np.testing.assert_array_equal(task.result(), expected([number]))
 
@@ -215,7 +217,8 @@ def test_a_batch_that_kills_whoever_computes_it_is_given_up(make_pool: Callable[
 
 def test_when_no_worker_is_left_everyone_hears_of_it(make_pool: Callable[..., PoolEncoder]) -> None:
     pool = make_pool({"die_on": 13})
-    pending = [pool.submit(*batch([13])) for _ in range(5)]
+    with pool._change:  # all are there before the worker has died for the last time
+        pending = [pool.submit(*batch([13])) for _ in range(5)]
     for task in pending:
         with pytest.raises(DeviceLost):
             task.result()
@@ -272,7 +275,7 @@ def test_a_worker_that_cannot_even_be_imported(tmp_path: Path) -> None:
 
 def test_closing_ends_everything(make_pool: Callable[..., PoolEncoder]) -> None:
     pool = make_pool({"wait_s": 0.2}, {"wait_s": 0.2})
-    pending = [pool.submit(*batch([number])) for number in range(10)]
+    pending = [pool.submit(*batch([number])) for number in range(50)]  # far more than are done meanwhile
     processes = [process for process in pool.process_ids if process is not None]
     assert len(processes) == 2 and pool.folder.is_dir()
     pool.close()
@@ -281,6 +284,30 @@ def test_closing_ends_everything(make_pool: Callable[..., PoolEncoder]) -> None:
     with pytest.raises(UsageError, match="closed"):
         pending[-1].result()
     with pytest.raises(UsageError, match="closed"):
+        pool.submit(*batch([1]))
+
+
+@pytest.mark.parametrize("end", ["closed", "all workers have ended"])
+def test_a_batch_is_refused_that_is_ready_only_after_the_end(
+    make_pool: Callable[..., PoolEncoder], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Its caller would wait for ever: nobody looks at what waits any more."""
+    pool = make_pool({"die_on": 13})
+    views = pool_worker.Block.views
+
+    def late(self: pool_worker.Block, *sizes: int) -> Any:
+        if not done:
+            done.append(1)
+            if end == "closed":
+                pool.close()
+            else:
+                with pytest.raises(DeviceLost):
+                    pool.submit(*batch([13])).result()
+        return views(self, *sizes)
+
+    done: list[int] = []
+    monkeypatch.setattr(pool_worker.Block, "views", late)
+    with pytest.raises((UsageError, DeviceLost), match=end):
         pool.submit(*batch([1]))
 
 

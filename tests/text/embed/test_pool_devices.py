@@ -218,8 +218,10 @@ def test_a_worker_is_killed_while_an_engine_encodes(engine: Callable[..., ArrowE
 
     def kill_once(done: int, total: int | None) -> None:
         if not killed and done > 50:
-            killed.append(encoder.process_ids[0] or 0)
-            os.kill(killed[0], signal.SIGKILL)
+            process = encoder.process_ids[0]
+            assert process, "0 would be all processes of this test run"
+            killed.append(process)
+            os.kill(process, signal.SIGKILL)
 
     np.testing.assert_array_equal(made.encode(TEXTS, progress=kill_once), expected)
     until(lambda: encoder.describe()["workers"][0]["starts"] == 2, "another worker")

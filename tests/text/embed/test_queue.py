@@ -134,6 +134,7 @@ def test_a_short_request_overtakes_a_long_one(engine: Any, encoder: Any) -> None
         short.add_done_callback(lambda future: long_was_done.append(long.done()))
         gate.opened.set()
         short.result(120)
+        until(lambda: long_was_done, "what hangs on the short one to be called")
         assert long_was_done == [False], "the short one had to wait for the long one"
         assert long.result(120).shape == (500, 16)
         assert max(sum(call) for call in encoder.calls) <= 50
@@ -310,7 +311,7 @@ def test_closing_finishes_or_cancels_what_waits(engine: Any, encoder: Any) -> No
     first = queue.submit("first")
     assert gate.reached.wait(120)
     second = queue.submit(TEXTS)
-    threading.Timer(0.02, gate.opened.set).start()
+    second.add_done_callback(lambda _: gate.opened.set())
     queue.close(drain=False)
     assert first.result(0).shape == (16,) and second.cancelled()
 

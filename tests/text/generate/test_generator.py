@@ -47,9 +47,12 @@ def watched(
     before: Callable[[], None] = lambda: None,
     after: Callable[[list[TextRequest], int], None] = lambda requests, count: None,
 ) -> None:
-    """Call `before` every computation, and `after` it with its requests and how many tokens of each it has computed."""
+    """Call `before` every computation, and `after` it with its requests and how many tokens of each it has computed.
+
+    A computation makes one token of each: a call for several would be over before anybody looks.
+    """
     way = generator._scheduler._way
-    read, step, tokens = way.read, way.step, way.tokens
+    read, step, several, tokens = way.read, way.step, way.several, way.tokens
 
     def reads(request: TextRequest, portion: int) -> Computed:
         before()
@@ -62,6 +65,13 @@ def watched(
         computed = step(requests)
         after(requests, computed[0])
         return computed
+
+    def one_of_several(requests: list[TextRequest], most: int) -> list[list[int]] | None:
+        before()
+        found = several(requests, 1)
+        if found is not None:
+            after(requests, 1)
+        return found
 
     def goes_on(requests: list[TextRequest]) -> Generator[list[int], None, None] | None:
         made = tokens(requests)
@@ -81,6 +91,7 @@ def watched(
 
     patch.setattr(way, "read", reads)
     patch.setattr(way, "step", steps)
+    patch.setattr(way, "several", one_of_several)
     patch.setattr(way, "tokens", goes_on)
 
 
@@ -221,6 +232,19 @@ def test_pieces_are_the_text_and_the_facts_are_told(llama: TextGenerator) -> Non
     assert stream.bandwidth_share == pytest.approx(share)
 
 
+def test_what_a_reader_has_is_counted(llama: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    end = TextRequest.end
+
+    def noted(self: TextRequest, *given: Any) -> None:
+        counted.append(llama.stats.tokens)
+        end(self, *given)
+
+    monkeypatch.setattr(TextRequest, "end", noted)
+    assert llama.complete("The quick", max_tokens=12, temperature=0).completion_tokens == 12
+    assert counted == [12] and llama.stats.steps == 12
+
+
 def test_a_stop_string_ends_the_text_before_it(llama: TextGenerator) -> None:
     whole = llama.complete("The quick", max_tokens=40, temperature=0).text
     stop = whole[10:13]
@@ -263,7 +287,9 @@ def test_a_stream_that_is_forgotten_stops_too(llama: TextGenerator, monkeypatch:
     assert llama.stats.tokens < 900
 
 
-def test_asyncio_reads_pieces_and_cancelling_a_task_stops(llama: TextGenerator) -> None:
+def test_asyncio_reads_pieces_and_cancelling_a_task_stops(
+    llama: TextGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone = llama.complete("The quick", max_tokens=20, temperature=0).text
 
     async def main() -> tuple[str, str]:
@@ -272,17 +298,19 @@ def test_asyncio_reads_pieces_and_cancelling_a_task_stops(llama: TextGenerator) 
             llama.acomplete("The quick", max_tokens=20, temperature=0),
             llama.acomplete("One token", max_tokens=20, temperature=0),
         )
-        before = llama.stats.tokens
+        go_on = held_from_step(llama, monkeypatch, 100)
         task = asyncio.create_task(llama.acomplete("The", max_tokens=900, temperature=0))
-        while llama.stats.tokens == before:
+        while not llama.stats.running:
             await asyncio.sleep(0.005)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        go_on.set()
         return "".join(pieces), both[0].text
 
     assert asyncio.run(main()) == (alone, alone)
     until(lambda: not llama.stats.running)
+    assert llama.stats.cancelled == 1
 
 
 def test_an_event_loop_that_ends_early_is_no_trouble_for_others(llama: TextGenerator) -> None:
@@ -305,7 +333,8 @@ def test_an_event_loop_that_ends_early_is_no_trouble_for_others(llama: TextGener
     waiting._log_destroy_pending = False
 
 
-def test_a_request_out_of_time_gets_a_timeout(llama: TextGenerator) -> None:
+def test_a_request_out_of_time_gets_a_timeout(llama: TextGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched(llama, monkeypatch, before=lambda: time.sleep(0.001))  # a fast machine has written all of it by then
     with pytest.raises(TimeoutError, match="not finished within"):
         llama.complete("The", max_tokens=1000, temperature=0, timeout_s=0.02)
 
@@ -475,8 +504,11 @@ def test_the_answer_ends_where_the_model_has_no_more_positions(llama: TextGenera
     assert (done.completion_tokens, done.finish_reason) == (4, "length")
 
 
-def test_a_closed_generator_says_so_and_ends_what_runs(models: dict[str, Path]) -> None:
+def test_a_closed_generator_says_so_and_ends_what_runs(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = TextGenerator(models["llama"], device="cpu")
+    watched(generator, monkeypatch, before=lambda: until(lambda: generator._scheduler._closing))
     stream = generator.stream("The", max_tokens=900, temperature=0)
     generator.close()
     generator.close()

@@ -120,10 +120,7 @@ class PoolEncoder:
     ) -> PoolTask:
         tokens, texts = len(ids), len(starts) - 1
         with self._change:
-            if self.closed:
-                raise UsageError("the engine is closed")
-            if not self._hopeful:
-                raise _all_ended(self._notes[-1] if self._notes else "all have ended")
+            self._check_open()
             block = self._blocks.take(tokens, texts, self.width)
             self._numbers += 1
             task = PoolTask(self._numbers, block, tokens, texts, out=out, places=places)
@@ -131,9 +128,16 @@ class PoolEncoder:
         to_ids[:] = ids
         to_starts[:] = starts
         with self._change:
+            self._check_open()  # again: nobody would look at a batch that comes after the end
             self._waiting.append(task)
             self._change.notify_all()
         return task
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise UsageError("the engine is closed")
+        if not self._hopeful:
+            raise _all_ended(self._notes[-1] if self._notes else "all have ended")
 
     def run(self, ids: Ints, starts: Ints) -> Floats:
         """One batch, shared out among the workers: a text's vector does not depend on its neighbours."""

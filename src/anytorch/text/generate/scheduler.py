@@ -194,13 +194,13 @@ class Scheduler:
         now = time.perf_counter()
         took, steps = now - begun, max(map(len, found))
         self._steps = max(1, min(2 * most, MOST_STEPS, round(CALL_S / took * steps)))
+        with self._changed:  # first: who has read a text finds it counted
+            self._count(tokens=sum(map(len, found)), steps=steps)
         for request, ids in zip(requests, found, strict=True):
             request.length += len(ids)
             for _ in () if request.sampling.greedy else ids:
                 request.points.take()  # what chance decided by
             self._say(request, ids, begun + took / steps, now)
-        with self._changed:
-            self._count(tokens=sum(map(len, found)), steps=steps)
         return True
 
     def _say(self, request: TextRequest, ids: list[int], first: float, last: float) -> None:
@@ -231,13 +231,13 @@ class Scheduler:
                     if over or any(map(_is_last, requests, tokens)):
                         over = True
                         made.close()  # before anybody's memory is given to others
+                    with self._changed:
+                        self._count(tokens=len(tokens), steps=1)
                     for request, token in zip(requests, tokens, strict=True):
                         request.length += 1
                         if not request.sampling.greedy:
                             request.points.take()  # what chance decided by
                         self._say(request, [token], now, now)
-                    with self._changed:
-                        self._count(tokens=len(tokens), steps=1)
                     if over:
                         break
         except Exception as exc:  # noqa: BLE001  (each by itself, as the next lines do it, finds the culprit)
@@ -289,10 +289,10 @@ class Scheduler:
             except Exception as exc:  # noqa: BLE001  (whatever it is, it is the request's answer)
                 self._ended(request, "cancelled", _ours(exc, request))
                 continue
+            with self._changed:
+                self._count(tokens=1, steps=made == 0)
             made += 1
             self._say(request, [token], now, now)
-        with self._changed:
-            self._count(tokens=made, steps=1)
 
     def _ended(self, request: TextRequest, reason: Any, error: BaseException | None = None) -> None:
         with self._changed:
