@@ -107,6 +107,25 @@ def test_what_nobody_else_has_is_refused_with_its_line(cuda: Any, fresh_ledger: 
     assert len(fresh_ledger.refused) == 2
 
 
+def test_streams_and_events_of_torch_itself(cuda: Any) -> None:
+    stream, other = cuda.Stream(device="cuda"), cuda.Stream("cuda:0", priority=-1)
+    stream.wait_stream(other)
+    with stream:
+        x = cuda.ones(2, device="cuda") * 2
+    assert stream.device == x.device and isinstance(stream, cuda.Stream) and stream.query()
+    assert isinstance(cuda.cuda.Stream(), cuda.Stream) and isinstance(cuda.cuda.Event(), cuda.Event)
+    start, end = cuda.Event("cuda", enable_timing=True), cuda.Event(enable_timing=True)
+    start.record()
+    x.sum().item()
+    end.record(other)
+    end.synchronize()
+    assert start.elapsed_time(end) > 0 and end.query() and start.device == x.device
+    done = cuda.accelerator.current_stream().record_event(cuda.Event())
+    other.wait_event(done)
+    cuda.Stream().synchronize()
+    assert not isinstance(x, cuda.Stream) and not isinstance(x, cuda.Event)
+
+
 def test_streams_and_events(cuda: Any) -> None:
     module = cuda.cuda
     start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)

@@ -70,6 +70,53 @@ def test_a_process_group(cuda: Any, device: str, tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
+# Not on the CPU: there the group is gloo's own, which hangs now and then when a model outlives it (torch's race).
+@pytest.mark.parametrize("device", ["webgpu"], indirect=True)
+def test_gradients_are_added_up_in_bfloat16(cuda: Any, tmp_path: Path) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    assert cuda.cuda.nccl.version() >= (2, 10)
+    cuda.distributed.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = cuda.nn.parallel.DistributedDataParallel(cuda.nn.Linear(2, 1).cuda(), device_ids=[0])
+        model.register_comm_hook(None, bf16_compress_hook)
+        model(cuda.full((1, 2), 1.001, device="cuda")).sum().backward()
+        assert model.module.weight.grad.tolist() == [[1.0, 1.0]], "rounded on the way"
+        with pytest.raises(TypeError, match="hook must be callable"):
+            model.register_comm_hook(None, "bf16")
+    finally:
+        cuda.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("device", ["webgpu"], indirect=True)
+@pytest.mark.parametrize("how", ["find_unused_parameters", "static_graph", "late"])
+def test_parameters_that_take_no_part(cuda: Any, tmp_path: Path, how: str) -> None:
+    """torch notes in C++ which ones did, by way of page-locked memory, which a device written in Python cannot give."""
+
+    class Half(cuda.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused, self.used = cuda.nn.Linear(2, 1), cuda.nn.Linear(2, 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.used(x)
+
+    cuda.distributed.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        options = {} if how == "late" else {how: True}
+        model = cuda.nn.parallel.DistributedDataParallel(Half().cuda(), device_ids=[0], **options)
+        if how == "late":
+            model._set_static_graph()
+        names = [name for name, _ in model.named_parameters()]
+        for step in range(3):
+            model(cuda.ones(1, 2, device="cuda")).sum().backward()
+            assert model.module.used.weight.grad.tolist() == [[step + 1.0] * 2]
+            assert model.module.unused.weight.grad is None
+        assert [name for name, _ in model.named_parameters()] == names and len(model.state_dict()) == 4
+    finally:
+        cuda.distributed.destroy_process_group()
+
+
 @pytest.mark.filterwarnings("ignore:FSDP is switching", "ignore::FutureWarning")
 def test_meshes_and_shards(cuda: Any, device: str, tmp_path: Path) -> None:
     dist = cuda.distributed
@@ -162,9 +209,11 @@ def test_collectives_by_way_of_the_host(cpu_wheel: None, tmp_path: Path) -> None
             group.barrier().wait()
             told = [total, first, torch.stack(everyone).flatten(), flat, part, swapped]
             results[rank] = [one.tolist() for one in told]
+            lone[rank] = [one.tolist() for one in _forms(group, rank)]
         except BaseException as exc:  # noqa: BLE001  (told below)
             wrong.append(exc)
 
+    lone: dict[int, list[list[float]]] = {}
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
@@ -175,6 +224,46 @@ def test_collectives_by_way_of_the_host(cpu_wheel: None, tmp_path: Path) -> None
         total, first, everyone, flat, part, swapped = results[rank]
         assert total == [3.0, 20.0] and first == [1.0, 10.0] and everyone == flat == [1.0, 10.0, 2.0, 10.0]
         assert part == [[3.0], [20.0]][rank] and swapped == [[1.0, 2.0], [10.0, 10.0]][rank]
+        assert lone[rank] == [[2.0, 10.0], [2.0, 10.0], [1.0, 10.0, 2.0, 10.0], *FORMS[rank]]
+
+
+FORMS = [
+    [[0.0, 1.0], [6.0, 7.0], [2.0, 10.0], [2.0, 10.0]],
+    [[2.0, 3.0, 4.0, 5.0], [8.0, 9.0, 10.0, 11.0], [1.0, 10.0], [1.0, 10.0]],
+]
+
+
+def _forms(group: Any, rank: int) -> list[Any]:
+    """What torch's own code asks for less often: one tensor in place of a list, lists of any shapes, sending both ways."""
+    import torch
+    import torch.distributed as dist
+
+    mine = torch.tensor([rank + 1.0, 10.0])
+    highest, second, everyone, part = mine.clone(), mine.clone(), [torch.zeros(2), torch.zeros(2)], torch.zeros(2)
+    group.allreduce(highest, dist.ReduceOp.MAX).wait()
+    group.broadcast(second, 1).wait()
+    group.allgather(everyone, mine).wait()
+    group.reduce_scatter(part, [mine[:1].repeat(2), mine], dist.ReduceOp.MAX).wait()
+    assert part.tolist() == [[2.0, 2.0], [2.0, 10.0]][rank]
+    group.reduce(total := torch.ones(2) * 10, 0, dist.ReduceOp.SUM).wait()
+    assert rank or total.tolist() == [20.0, 20.0]
+    group.reduce_scatter_tensor_coalesced([part], [torch.cat([mine, mine])]).wait()
+    group.allgather_into_tensor_coalesced([flat := torch.zeros(4)], [mine]).wait()
+    group.allgather_coalesced([[torch.zeros(2)], [last := torch.zeros(2)]], [mine]).wait()
+    assert part.tolist() == [3.0, 20.0] and flat.tolist() == [1.0, 10.0, 2.0, 10.0] and last.tolist() == [2.0, 10.0]
+    sizes, start = [2, 4], 6.0 * rank  # process 0 gets two numbers from each, process 1 four
+    inputs = list((torch.arange(6.0) + start).split(sizes))
+    swapped = [torch.zeros(sizes[rank]), torch.zeros(1, sizes[rank])]
+    group.alltoall(swapped, inputs).wait()
+    assert swapped[1].shape == (1, sizes[rank])
+    got, sent = torch.zeros(2), group.send([mine], 1 - rank, 0)
+    group.recv([got], 1 - rank, 0).wait()
+    sent.wait()
+    sent = group.send([mine], 1 - rank, 0)
+    arriving = group.recv_anysource([unasked := torch.zeros(2)], 0)
+    assert arriving.wait() and arriving.is_completed() and arriving._source_rank() == 1 - rank
+    sent.wait()
+    return [highest, second, torch.stack(everyone).flatten(), *(one.flatten() for one in swapped), got, unasked]
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")

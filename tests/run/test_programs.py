@@ -18,7 +18,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 NEED_CUDA = {"streams", "graphs", "devices", "optional_packages", "fsdp"}  # and say so
-DISTRIBUTED = {"ddp", "fsdp"}
+DISTRIBUTED = {"ddp", "ddp_unused", "fsdp"}
 PACKAGES = {"hf_trainer": "transformers", "accelerated": "accelerate", "lightning_gpu": "lightning"}
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py"))
 NUMBER = re.compile(r"-?\d+\.?\d*(?:[eE][-+]?\d+)?")

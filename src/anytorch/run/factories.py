@@ -162,11 +162,13 @@ def _install_kernels(patches: Patches, place: Place, ledger: Ledger) -> None:
 
 
 def _install_classes(patches: Patches, place: Place, ledger: Ledger) -> None:
-    """`torch.device(0)` and `torch.Generator("cuda")`. Neither class can be given other contents, so the program gets a
-    class of ours in its place, which makes nothing but real ones and calls every real one its instance. torch's own code,
-    which keeps tables by these classes and compares types, gets the real class: the module's `__getattr__` sees who asks.
+    """`torch.device(0)`, `torch.Generator("cuda")`, `torch.Stream(device="cuda")`. None of these classes can be given other
+    contents, so the program gets a class of ours in its place, which makes nothing but real ones (or torch.cuda's) and calls
+    every real one its instance. torch's own code, which keeps tables by these classes and compares types, gets the real
+    class: the module's `__getattr__` sees who asks.
     """
     plain_generator: Any = torch.Generator
+    streams = all(place.has(name) for name in ("Stream", "Event", "stream", "current_stream"))
 
     class InPlaceOf(type):
         """The class of a class that stands in another's place, `plain`."""
@@ -202,7 +204,28 @@ def _install_classes(patches: Patches, place: Place, ledger: Ledger) -> None:
             except RuntimeError:  # a device written in Python has none of its own, and takes the CPU's
                 return plain_generator()
 
+    class OfStreams(InPlaceOf):
+        """torch.Stream and torch.Event: those of torch.cuda, which are ours where the device has none."""
+
+        def __call__(cls, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+            real = place.of(device)
+            if not kwargs.keys().isdisjoint(("stream_id", "device_type")) or (device is not None and real is None):
+                return cls.plain(device, *args, **kwargs) if device is not None else cls.plain(*args, **kwargs)
+            ledger.redirect(f"torch.{cls.__name__}()")
+            if streams:
+                return cls.plain(real or place.real(), *args, **kwargs)
+            named: Any = getattr(torch.cuda, cls.__name__)
+            return named(device, *args, **kwargs) if cls.__name__ == "Stream" else named(*args, **kwargs)
+
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, (cls.plain, getattr(torch.cuda, cls.__name__)))
+
+    plain_streams: Any = {"Stream": torch.Stream, "Event": torch.Event}
     shown: dict[str, tuple[Any, Any]] = {
+        **{
+            name: (OfStreams(name, (), {"__module__": "torch", "plain": plain}), plain)
+            for name, plain in plain_streams.items()
+        },
         "Generator": (
             OfGenerators("Generator", (), {"__module__": "torch", "plain": plain_generator}),
             plain_generator,

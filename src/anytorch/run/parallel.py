@@ -15,6 +15,7 @@ from anytorch.run.place import NAME, Place
 from anytorch.run.refusals import refusing
 
 NCCL, GLOO = "nccl", "gloo"
+GLOO_AS_NCCL = (2, 10, 0)  # the first NCCL that takes bfloat16 and averages, as gloo does
 WHOLE_MODELS = "use DistributedDataParallel, or --device cpu"
 
 
@@ -78,7 +79,21 @@ def _install_groups(patches: Patches, place: Place, ledger: Ledger) -> None:
             device_ids = output_device = None
         plain_make(self, module, device_ids, output_device, *args, **kwargs)
 
+    plain_check = parallel._check_comm_hook
+
+    def check(self: Any, hook: Any) -> None:
+        """torch lets CUDA alone reduce bfloat16 (`bf16_compress_hook`); gloo's collectives can as well."""
+        try:
+            plain_check(self, hook)
+        except TypeError as exc:
+            if not str(exc).startswith("BF16"):
+                raise
+
     patches.set(parallel, "__init__", make)
+    if instead == staged_group.NAME:  # gloo alone would run the hook in its threads: they hang when the group ends
+        patches.set(parallel, "_check_comm_hook", check)
+    if waits_on_host:
+        patches.set(torch.cuda.nccl, "version", lambda: GLOO_AS_NCCL)
 
 
 def _install_meshes(patches: Patches, place: Place, module: Any) -> None:

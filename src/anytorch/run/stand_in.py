@@ -24,6 +24,7 @@ from anytorch.run import (
     parallel,
     precision,
     refusals,
+    scripts,
     streams,
     tensors,
 )
@@ -109,6 +110,7 @@ class stand_in:
         defaults.install(patches, place, ledger, marks)
         cuda_module.install(patches, place, ledger)
         streams.install(patches, place, ledger)
+        scripts.install(patches, place, ledger)
         accelerator.install(patches, place, ledger)
         graphs.install(patches, place, ledger)
         precision.install(patches, place, ledger)

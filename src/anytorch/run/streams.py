@@ -24,6 +24,10 @@ class Event:
         self.enable_timing = enable_timing
         self._at: float | None = None
 
+    @property
+    def device(self) -> torch.device:
+        return self._place.shown[self._place.current]
+
     def record(self, stream: Any = None) -> None:
         if self.enable_timing:
             self._place.synchronize()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from anytorch.webgpu import reducer
 from anytorch.webgpu.tensors import NAME
 
 
@@ -24,6 +25,7 @@ def register() -> None:
         from anytorch.devices import staged_group  # needs a torch with collectives
 
         staged_group.offer(NAME)
+        reducer.register()
 
 
 def _module(device: Any) -> Any:

@@ -47,7 +47,7 @@ KEYS = {
 }
 INSTEAD = {
     "nested": "Use a padded tensor and a mask, or layout=torch.jagged, or keep the nested tensor on the CPU.",
-    "sparse": "Use a dense tensor, or keep the sparse one on the CPU.",
+    "sparse": "Use a dense tensor (an embedding with sparse=False, Adam), or keep the sparse one on the CPU.",
     "quantized": "Use torchao's packed weights (docs/guide/quantize.md), or keep the tensor on the CPU.",
 }
 
