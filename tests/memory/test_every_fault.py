@@ -89,7 +89,8 @@ def test_a_pass_from_disk(kind: str, tmp_path: Path) -> None:
             assert attempt.counter.name in ("unlink", "rmdir", "open")
             Spill(disk).close()
             assert not left_in(disk), f"{attempt}: the next start does not remove it"
-    assert told > (0 if "thread" in kind else 10)
+    # What is read ahead and fails is read again, so of reads fewer are told.
+    assert told > (0 if "thread" in kind else 3 if "read" in kind else 10)
 
 
 @pytest.mark.parametrize("kind", list(FAULTS)[1:])

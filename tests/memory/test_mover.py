@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.waiting import until
 from torch import nn
 
 import anytorch
@@ -144,6 +145,40 @@ def test_two_who_need_a_block_that_fails_are_both_told(started: Any, gate: Gate)
     gate.failure = None
     assert weight(model, mover, "2", mover.acquire("2"))
     mover.release("2")
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "for good"])
+def test_what_was_fetched_ahead_and_fails_once_somebody_waits_for_it_is_fetched_again(
+    started: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch, lasting: bool
+) -> None:
+    """Nobody asked for it when the disk failed: the reason may be gone. A second failure is told."""
+    model, mover = started
+    for step in ("0", "1", "0"):
+        mover.acquire(step)
+        mover.release(step)
+    for held in list(mover._held.values()):
+        mover._forget(held.name)
+    gate.open.clear()
+    mover._try_ahead()  # "1" comes after "0", and is under way
+    coming = mover._held["1"]
+    assert not coming.asked and coming.under_way.futures
+    thread, found = beside(lambda: mover.acquire("1"))
+    assert gate.waiting.acquire(timeout=SOON_S)
+    until(lambda: coming.users == 1, "it to be waited for")
+    gate.failure, take = ModelError("the disk is gone"), mover._take
+
+    def take_again(name: str) -> Any:
+        gate.failure = gate.failure if lasting else None
+        return take(name)
+
+    monkeypatch.setattr(mover, "_take", take_again)
+    gate.open.set()
+    thread.join(SOON_S)
+    if lasting:
+        assert isinstance(found[0], ModelError) and not any(held.users for held in mover._held.values())
+        return
+    assert weight(model, mover, "1", found[0]) and mover._held["1"].users == 1 and mover._held["1"] is not coming
+    mover.release("1")
 
 
 def test_forgetting_a_block_does_not_wait_for_its_read_nor_give_its_memory_away(started: Any, gate: Gate) -> None:

@@ -43,6 +43,7 @@ class RingBlock:
     users: int = 0
     fresh: bool = True  # fetched and not used yet
     stale: bool = False  # what rests at home has changed since
+    asked: bool = False  # fetched for somebody who waits for it, not ahead
 
     @property
     def failed(self) -> bool:
@@ -112,7 +113,7 @@ class Mover:
                 self._drop_users(taken)
                 raise
         try:
-            return {held.name: self._arrived(held) for held in taken}
+            return {held.name: self._arrived_or_again(taken, place) for place, held in enumerate(taken)}
         except BaseException:
             with self._changed:
                 self._drop_users(taken)
@@ -160,6 +161,20 @@ class Mover:
                 if held.stale and self._held.get(held.name) is held:
                     self._forget(held.name)
 
+    def _arrived_or_again(self, taken: list[RingBlock], place: int) -> torch.Tensor:
+        """`_arrived`; a block that was fetched ahead, and failed only after it was taken, is fetched once more."""
+        held = taken[place]
+        try:
+            return self._arrived(held)
+        except Exception as exc:
+            if held.asked or not held.failed:
+                raise
+            log.info("what was fetched ahead failed and is fetched again: %s", exc)
+        with self._changed:
+            taken[place] = held = self._take(held.name)
+            held.asked = True
+        return self._arrived(held)
+
     def _arrived(self, held: RingBlock) -> torch.Tensor:
         """The buffer of a block that the caller uses, when all of it is there. Without the lock: this may take long."""
         self._work(held)
@@ -203,7 +218,9 @@ class Mover:
             if name in self._changing:
                 self._changed.wait()
                 continue
-            held = self._held.get(name) or self._fetch(name)
+            held = self._held.get(name)
+            if held is None and (held := self._fetch(name)) is not None:
+                held.asked = True
             if held is not None:
                 return held
             if self._leaving:
