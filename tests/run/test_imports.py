@@ -212,10 +212,12 @@ def test_packages_that_choose_kernels_see_the_real_device(
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in [name for name in sys.modules if name.partition(".")[0] == "bitsandbytes"]:
         monkeypatch.delitem(sys.modules, name)
-    found = importlib.import_module("bitsandbytes")
-    assert found.there is False and found.kind(cuda.ones(1, device="cuda"))[1] is False
-    for name in ("bitsandbytes", "bitsandbytes.ops"):
-        monkeypatch.delitem(sys.modules, name)
+    try:
+        found = importlib.import_module("bitsandbytes")
+        assert found.there is False and found.kind(cuda.ones(1, device="cuda"))[1] is False
+    finally:  # not by monkeypatch, which would put this one back for the tests that want the real one
+        for name in ("bitsandbytes", "bitsandbytes.ops"):
+            sys.modules.pop(name, None)
 
 
 def test_packages_that_are_there_are_left_alone(cuda: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
