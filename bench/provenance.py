@@ -122,6 +122,23 @@ def commit() -> tuple[str | None, bool | None]:
     return (None, None) if not told else (told.removesuffix("-dirty"), told.endswith("-dirty"))
 
 
+def chosen_since(began: str) -> list[dict[str, Any]]:
+    """What was chosen by measuring since then ("2026-11-19T23:25:00Z"), with the time of each candidate, or the reason
+    against it."""
+    from anytorch.measured.store import verdicts
+
+    return [
+        {
+            "what": f"{one.question.kind}, {one.question.title}",
+            "chosen": one.chosen,
+            "us": {trial.name: round(1e6 * trial.seconds, 2) for trial in one.trials if trial.seconds is not None},
+            "refused": {trial.name: trial.refused for trial in one.trials if trial.refused},
+        }
+        for one in verdicts()
+        if one.when >= began
+    ]
+
+
 def provenance() -> dict[str, Any]:
     """Script, arguments, date, commit, versions and machine, to begin a result with."""
     from anytorch.devices.bench.suite import today

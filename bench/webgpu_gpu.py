@@ -31,13 +31,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from provenance import provenance, write_results
+from provenance import chosen_since, provenance, write_results
 from torch import nn
 from webgpu_models import Decoder, Encoder, UNet, angles, resnet
 
 import anytorch.webgpu  # noqa: F401  (registers the device)
 from anytorch.graph.compiler import compile_graph
-from anytorch.measured.store import verdicts
 
 WINDOWS = 7
 WARM_UP_S = 0.3
@@ -590,19 +589,6 @@ def write(report: Report, output: Path | None) -> None:
     rows = [{**asdict(row), "share": row.share} for row in report.rows]
     told = {"rows": rows, "failed": report.failed, "skipped": report.skipped, "chosen": chosen_since(report.began)}
     write_results(output, {**report.machine, **told})
-
-
-def chosen_since(began: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "what": f"{one.question.kind}, {one.question.title}",
-            "chosen": one.chosen,
-            "us": {trial.name: round(1e6 * trial.seconds, 2) for trial in one.trials if trial.seconds is not None},
-            "refused": {trial.name: trial.refused for trial in one.trials if trial.refused},
-        }
-        for one in verdicts()
-        if one.when >= began
-    ]
 
 
 if __name__ == "__main__":

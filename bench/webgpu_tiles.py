@@ -58,12 +58,9 @@ class Ahead(Writer):
     """Two steps are under way in registers, for one buffer in workgroup memory."""
 
     def _sum(self) -> None:
-        module, tile, shape = self.module, self.tile, self.shape
+        module, tile, nowhere = self.module, self.tile, self.module.constant(0)
         self.reads = {name: self._reads(name) for name in "ab"}
-        self.rows, self.columns = tile.bm // tile.wm // shape.m, tile.bn // tile.wn // shape.n
-        self.warp_m, self.warp_n = self.subgroup % tile.wm, self.subgroup // tile.wm
-        zero, nowhere = module.zero(self.c_type), module.constant(0)
-        self.sums = [[module.local(self.c_type, zero) for _ in range(self.columns)] for _ in range(self.rows)]
+        self._start_sums()
         second = (self.first + tile.bk).minimum(self.last)
         kept = [
             {name: [module.local(self.quad, value) for value in self._fetch(name, k0)] for name in "ab"}
@@ -90,10 +87,7 @@ class Unshared(Writer):
 
     def _sum(self) -> None:
         module, tile, shape = self.module, self.tile, self.shape
-        self.rows, self.columns = tile.bm // tile.wm // shape.m, tile.bn // tile.wn // shape.n
-        self.warp_m, self.warp_n = self.subgroup % tile.wm, self.subgroup // tile.wm
-        zero = module.zero(self.c_type)
-        self.sums = [[module.local(self.c_type, zero) for _ in range(self.columns)] for _ in range(self.rows)]
+        self._start_sums()
         m0 = self.m0 + self.warp_m * (tile.bm // tile.wm)
         n0 = self.n0 + self.warp_n * (tile.bn // tile.wn)
         with module.loop(self.first, self.end, tile.bk) as k0:

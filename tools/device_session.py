@@ -41,7 +41,7 @@ class Step:
 
 
 STEPS = {
-    "tests": Step("everything on the card against the CPU", "tests/device/run.py", "device-tests-h200", 180, True),
+    "tests": Step("everything on the card against the CPU", "tests/device/run.py", "device-tests-h200", 180),
     "compile": Step(
         "torch.compile on CUDA", "bench/compile.py --device cuda --dtype bfloat16 --output {}", "compile-h200", 150
     ),

@@ -156,11 +156,13 @@ def refused(call: Any, args: Sequence[Any], kwargs: dict[str, Any], shaped: bool
         return
 
 
-# The largest number that the CPU puts into each dtype; of integers, into every one of that size. float64 holds all.
+# The largest number that the CPU puts into each dtype; of small integers, into each of them. float64 holds all.
 LARGEST = {
     **{dtype: torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloat16, torch.float32)},
     torch.float64: float("inf"),
-    **dict.fromkeys((torch.int8, torch.uint8, torch.int16), 127.0),
+    **dict.fromkeys((torch.int8, torch.uint8, torch.int16), 127),
+    torch.int32: (1 << 31) - 1,
+    torch.int64: (1 << 63) - 1,
 }
 
 

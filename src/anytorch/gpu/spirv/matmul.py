@@ -254,13 +254,18 @@ class Writer:
 
     # --- products -----------------------------------------------------------------------------------------------------
 
-    def _sum(self) -> None:
+    def _start_sums(self) -> None:
+        """Matrices of zeros for this subgroup's part of the tile, and where that part lies."""
         module, tile, shape = self.module, self.tile, self.shape
-        self.reads = {name: self._reads(name) for name in "ab"}
         self.rows, self.columns = tile.bm // tile.wm // shape.m, tile.bn // tile.wn // shape.n
         self.warp_m, self.warp_n = self.subgroup % tile.wm, self.subgroup // tile.wm
         zero = module.zero(self.c_type)
         self.sums = [[module.local(self.c_type, zero) for _ in range(self.columns)] for _ in range(self.rows)]
+
+    def _sum(self) -> None:
+        module, tile = self.module, self.tile
+        self.reads = {name: self._reads(name) for name in "ab"}
+        self._start_sums()
         nowhere = module.constant(0)
         kept = {name: [module.local(self.quad, value) for value in self._fetch(name, self.first)] for name in "ab"}
         if tile.buffers == 2:
