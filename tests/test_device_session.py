@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.scripts import module_at
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,12 +21,7 @@ SLOW_S = 30
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("device_session", TOOL)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_at(TOOL)
 
 
 def test_every_step_is_a_script_that_writes_a_file_of_its_own(tool: Any) -> None:

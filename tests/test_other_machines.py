@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -10,17 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.scripts import module_at
+
 TOOL = Path(__file__).resolve().parents[1] / "tools" / "other_machines.py"
 
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("other_machines", TOOL)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_at(TOOL)
 
 
 def test_the_numeric_tests_exist(tool: Any) -> None:

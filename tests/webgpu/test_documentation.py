@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.scripts import module_at
 
 TOOL = Path(__file__).parents[2] / "docs" / "tools" / "webgpu_operators.py"
 
 
 @pytest.fixture(scope="module")
 def tool(webgpu: Any) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("anytorch_docs_webgpu_operators", TOOL)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_at(TOOL)
 
 
 def test_the_page_is_up_to_date(tool: ModuleType, webgpu: Any) -> None:

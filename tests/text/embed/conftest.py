@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.scripts import module_at
 
 from anytorch.errors import OutOfMemory
 from anytorch.text.embed import encoder_builder
@@ -128,13 +127,7 @@ def real_engine(
 @pytest.fixture(scope="session")
 def corpus() -> Any:
     """bench/corpus.py: real English sentences and passages, from the standard library's own documentation."""
-    path = Path(__file__).parents[3] / "bench" / "corpus.py"
-    spec = importlib.util.spec_from_file_location("anytorch_tests_corpus", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_at(Path(__file__).parents[3] / "bench" / "corpus.py")
 
 
 @pytest.fixture(scope="session")
