@@ -2,7 +2,7 @@
 
 Each worker is a fresh interpreter that makes an object (`factory`, a "package.module:function") and calls its methods. All
 take from one queue: faster devices do more. A worker that dies gives its call back to the queue and is started once more,
-and again as long as it finishes calls in between; one that dies with nothing to do is missed within a second. A call that
+and again as long as it finishes calls in between; one that dies with nothing to do is noticed within a second. A call that
 fails on one device is tried on another before its error is raised. Nothing is lost while one worker lives. (Embeddings have
 a pool of their own, whose batches lie in shared memory.)
 
@@ -152,10 +152,8 @@ class DevicePool:
                 self._changed.wait(IDLE_S)
             return None
 
-    def _back(self, call: Call | None) -> None:
-        """A call that was taken and not tried; who ends the last worker or closes the pool answers it."""
-        if call is None:
-            return
+    def _back(self, call: Call) -> None:
+        """Put a call that was taken and not tried first in the queue again."""
         with self._changed:
             if not self.closed:
                 self._waiting.appendleft(call)
@@ -291,8 +289,9 @@ class _Worker:
             while not self._ending:
                 call = self._pool._next(self.name)
                 if process.poll() is not None:  # between two calls: nobody has tried this one
-                    untried, call = call, None
-                    self._pool._back(untried)
+                    if call is not None:
+                        self._pool._back(call)
+                        call = None
                     raise EOFError("the process ended between two calls")
                 if call is None:
                     if self._pool.closed:
